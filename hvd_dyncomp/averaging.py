@@ -102,31 +102,15 @@ class Averager(Session):
         label = ranks.new_label("averager")  # also of calls that fail: it must be the same on all ranks
         hosts = ranks.hosts()
         with on_all_ranks(ranks, AVERAGER) as mine:
-            self._prepare(named_parameters, controller, ranks, hosts, label, **options)
+            named = checked_names(named_parameters)
+            super().__init__(controller, ranks, **options)
+            self._source = _Tensors(named, ranks, label)
+            self._plan = self._new_plan(hosts)
+            self._dtypes: dict[str, str] = {}  # of a step's tensors, where they are not the parameters'
             if ranks.size > 1:
                 mine += description(self._source.named, values=self.controller.check_replicas)
         self._connect(ranks)
         ranks.advise({tensor.device for _, tensor in self._source.named})
-
-    def _prepare(
-        self,
-        named_parameters: Iterable[tuple[str, torch.Tensor]],
-        controller: Controller | Policy | float | None,
-        ranks: Transport,
-        hosts: Sequence[str],
-        label: str,
-        **arguments: Any,
-    ) -> None:
-        """Check the arguments and make everything.
-
-        Raises:
-            TypeError, ValueError: an argument has a wrong type or value.
-        """
-        named = checked_names(named_parameters)
-        super().__init__(controller, ranks, **arguments)
-        self._source = _Tensors(named, ranks, label)
-        self._plan = self._new_plan(hosts)
-        self._dtypes: dict[str, str] = {}  # of a step's tensors, where they are not the parameters'
 
     @torch.no_grad()
     def mean_(self, tensors: Sequence[torch.Tensor | None]) -> None:
@@ -194,7 +178,6 @@ class Averager(Session):
 class _Tensors(Source):
     """The tensors of an averager."""
 
-    kind = "Averager"
     own_memory = True  # `checked` sees to it
 
     def __init__(self, named: list[tuple[str, torch.Tensor]], transport: Transport, label: str) -> None:

@@ -78,6 +78,7 @@ def _parts(
     if not bucket.residuals.enabled:
         return
     section = bucket.residuals.own_range
+    first_small = next((slot.name for slot in bucket.slots if slot.small), "")
     for slot in bucket.slots:
         gradient = gradients.get(slot.name)
         if gradient is not None and hasattr(gradient, "to_local"):  # a DTensor
@@ -85,4 +86,5 @@ def _parts(
         first, last = max(slot.start, section.start), min(slot.start + slot.numel, section.stop)
         if first < last and gradient is not None and gradient.layout is torch.strided:
             residual = bucket.residuals.own[first - section.start : last - section.start]
-            yield slot.counted_as, residual, slot.flat(gradient)[first - slot.start : last - slot.start]
+            flat = gradient.permute(slot.order).reshape(-1)
+            yield first_small if slot.small else slot.name, residual, flat[first - slot.start : last - slot.start]

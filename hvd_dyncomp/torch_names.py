@@ -1,7 +1,6 @@
 """Names of torch that its documentation does not have. Where one is gone, an error says so, and names torch's version.
 
-Each front end asks in one place, before it changes anything: `ddp.model`, `fsdp.entry`, `transport.phase_groups`,
-`momentum`.
+What needs one asks before it changes anything.
 """
 
 from __future__ import annotations

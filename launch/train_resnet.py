@@ -29,8 +29,8 @@ from torch.utils.data import DataLoader
 
 from common.device import choose, nccl_refuses
 from hvd_dyncomp import Controller, ddp, less_momentum
+from hvd_dyncomp.commands import ranks
 from hvd_dyncomp.diagnostics import relative_errors
-from hvd_dyncomp.transport import ranks
 from train import checkpoint, data, options
 from train.job import Job
 from train.metrics import GradientNorm, Log, Score, bytes_of_epoch, errors_over_ranks, without_nan

@@ -19,7 +19,6 @@ from hvd_dyncomp.checks import shown
 from hvd_dyncomp.exchange.source import Source
 from hvd_dyncomp.torch_names import check_names
 from hvd_dyncomp.transport.torch_distributed import ProcessGroupTransport
-from hvd_dyncomp.wrappers import REPLICATE, replicated
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +38,11 @@ NOT_WRAPPED = (
     "; pass what the framework has wrapped: accelerator.prepare(model), trainer.model_wrapped of Transformers' Trainer "
     "in on_train_begin, trainer.strategy.model of Lightning's in on_fit_start"
 )
+REPLICATE = (
+    "; it was made by torch's replicate, which hvd_dyncomp.ddp cannot reach: wrap the model in "
+    "DistributedDataParallel, or give replicate(module, mesh=) a mesh with the backend of "
+    "hvd_dyncomp.fsdp.register_backend()"
+)
 FSDP1 = "; FSDP1 is not supported, use fully_shard (FSDP2) and hvd_dyncomp.fsdp.attach"
 FSDP2 = "; use hvd_dyncomp.fsdp.attach for models of fully_shard (FSDP2)"
 
@@ -51,8 +55,9 @@ def check_kind(model: Any) -> None:
     """
     if isinstance(model, DistributedDataParallel):
         return
-    kinds = {kind.__name__ for each in getattr(model, "modules", tuple)() for kind in type(each).__mro__}
-    if replicated(model):
+    classes = {kind for each in getattr(model, "modules", tuple)() for kind in type(each).__mro__}
+    kinds = {kind.__name__ for kind in classes}
+    if any(kind.__module__.startswith("torch.distributed._composable.replicate") for kind in classes):
         instead = REPLICATE
     elif "FSDPModule" in kinds:
         instead = FSDP2
@@ -131,7 +136,6 @@ class ModelGradients(Source):
         count: how many gradients the model reduces in a backward pass; also of what is frozen by now.
     """
 
-    kind = "DistributedDataParallel"
     own_memory = True  # the model's buckets
     as_in_memory = True
     transport: ProcessGroupTransport

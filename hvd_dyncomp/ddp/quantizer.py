@@ -16,13 +16,11 @@ from hvd_dyncomp.autograd import call_at_end, computes, current_pass
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.ddp.backward import Backward
 from hvd_dyncomp.ddp.model import ModelGradients, check_kind, check_model, register
-from hvd_dyncomp.exchange.settings import Skip
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.sessions.advice import CAPTURED
 from hvd_dyncomp.sessions.agreement import description, on_all_ranks
 from hvd_dyncomp.sessions.session import Session
 from hvd_dyncomp.transport.torch_distributed import transport
-from hvd_dyncomp.wrappers import unwrapped
 
 
 class Quantizer(Session):
@@ -49,48 +47,31 @@ class Quantizer(Session):
         controller: Controller | Policy | float | None = None,
         **arguments: Any,
     ) -> None:
-        model = unwrapped(model)
         check_kind(model)
         # A group with NCCL only sends the groups' name by the current GPU, which may not be the model's.
         on_own_gpu = torch.cuda.device(model.device) if model.device.type == "cuda" else contextlib.nullcontext()
         with on_own_gpu:
             ranks = transport(model.process_group)
-        self._label = ranks.new_label("model")  # also of calls that fail: it must be the same on all ranks
+        label = ranks.new_label("model")  # also of calls that fail: it must be the same on all ranks
         with on_all_ranks(ranks) as mine:
-            self._prepare(model, controller, ranks, **arguments)
+            check_model(model)
+            super().__init__(controller, ranks, **arguments)
+            embeddings = [module for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))]
+            sparse, skip = {module.weight for module in embeddings if module.sparse}, self._skip
+            self._skip = lambda name, parameter: parameter in sparse or (skip is not None and skip(name, parameter))
+            self._source = ModelGradients(model, ranks, label)
+            # All of them: the model's buckets keep what has been frozen since they were made.
+            self._names = {parameter: name for name, parameter in model.module.named_parameters()}
+            self._plan = self._new_plan(ranks.hosts())
+            self._lock = threading.Lock()
+            self._backward: Backward | None = None
+            self._gradients = 0  # of the model's pass, how many have come
+            self._error: BaseException | None = None  # that backward has not raised yet
             mine += description(self._source.named)
         with on_own_gpu:
             self._connect(ranks)
         register(model, self, _hook)
         self._source.watch()
-
-    def _prepare(
-        self,
-        model: DistributedDataParallel,
-        controller: Controller | Policy | float | None,
-        ranks: Any,
-        *,
-        skip: Skip | None = None,
-        **arguments: Any,
-    ) -> None:
-        """Check the arguments and make everything, but leave the model as it is.
-
-        Raises:
-            TypeError, ValueError: an argument has a wrong type or value, or the model cannot be compressed.
-        """
-        check_model(model)
-        super().__init__(controller, ranks, skip=skip, **arguments)
-        embeddings = [module for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))]
-        sparse = {module.weight for module in embeddings if module.sparse}
-        self._skip = lambda name, parameter: parameter in sparse or (skip is not None and skip(name, parameter))
-        self._source = ModelGradients(model, ranks, self._label)
-        # All of them: the model's buckets keep what has been frozen since they were made.
-        self._names = {parameter: name for name, parameter in model.module.named_parameters()}
-        self._plan = self._new_plan(ranks.hosts())
-        self._lock = threading.Lock()
-        self._backward: Backward | None = None
-        self._gradients = 0  # of the model's pass, how many have come
-        self._error: BaseException | None = None  # that backward has not raised yet
 
     def on_bucket(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Take a bucket of the model; return its future. All gradients become means together.

@@ -18,23 +18,21 @@ from hvd_dyncomp.exchange.buckets import Bucket
 from hvd_dyncomp.exchange.memory import are_sole_owners
 from hvd_dyncomp.exchange.messages import Messages
 from hvd_dyncomp.exchange.slots import Slot
+from hvd_dyncomp.exchange.source import Source
 from hvd_dyncomp.exchange.task import Collectives, Gate, Task
 from hvd_dyncomp.ranges import marked
-from hvd_dyncomp.transport.base import Transport
 
 _MOST_FLOAT16 = torch.finfo(torch.float16).max
 
 
 class BucketExchange(Task[None]):
-    """The exchange of one bucket in one step. Level and step are fixed at construction.
+    """The exchange of one bucket in one step.
 
     Args:
         bucket: the parameters.
+        source: of the gradients.
         bits: level, below 32.
         step: number of the step, the same on all ranks.
-        factor: multiplies the sum over ranks (1/N for a mean).
-        transport: sends the messages.
-        own_memory: whether no two gradients share memory, and nothing else uses it.
 
     Attributes:
         bucket: see above.
@@ -44,25 +42,16 @@ class BucketExchange(Task[None]):
         error: as in `Task`.
     """
 
-    def __init__(
-        self,
-        bucket: Bucket,
-        *,
-        bits: float,
-        step: int,
-        factor: float,
-        transport: Transport,
-        own_memory: bool,
-    ) -> None:
-        super().__init__(transport, self._run())
-        self.bucket, self._factor, self._streams = bucket, factor, bucket.streams
-        self._messages = Messages(bucket, bits, step, transport)
+    def __init__(self, bucket: Bucket, source: Source, *, bits: float, step: int) -> None:
+        super().__init__(source.transport, self._run())
+        self.bucket, self._factor, self._streams = bucket, source.factor, bucket.streams
+        self._messages = Messages(bucket, bits, step, source.transport)
         self.gradients: list[torch.Tensor | None] = [None] * len(bucket.slots)
         self.complete = False
         self._missing = set(range(len(bucket.slots)))
         self._started = False
         self._origins: set[Any] = set()
-        self._may_write = own_memory
+        self._may_write = source.own_memory
         self._sole_owners: bool | None = None  # None: not asked yet
 
     def add(self, slot: Slot, gradient: torch.Tensor | None) -> None:

@@ -56,20 +56,15 @@ class Bucket:
         self.values = sum(slot.numel for slot in slots)
         self.blocks = -(-self.runs[-1].end // block_size)
         self.arrangement: Arrangement = (hierarchical if by_host else flat)(self.blocks, rank, topology)
-        self.residuals = Residuals(*self._ranges, device, enabled=error_feedback)
+        section = self.section
+        shard = section.shards[section.ranks.index(rank)] if section.sharded else Span(section.first, 0)
+        ranges = [slice(s.first * block_size, (s.first + s.blocks) * block_size) for s in (section.span, shard)]
+        self.residuals = Residuals(*ranges, device, enabled=error_feedback)
 
     @property
     def section(self) -> Section:
         """The section that this rank helps to reduce."""
         return self.arrangement.sections[self.arrangement.own]
-
-    @property
-    def _ranges(self) -> tuple[slice, slice]:
-        """`own_range` and `shard_range` of the residuals."""
-        section, size = self.section, self.block_size
-        shard = section.shards[section.ranks.index(self.rank)] if section.sharded else Span(section.first, 0)
-        own, summed = (slice(span.first * size, (span.first + span.blocks) * size) for span in (section.span, shard))
-        return own, summed
 
     def coding(self, bits: float) -> Coding:
         """The coding of its blocks in a step at that level."""

@@ -13,8 +13,10 @@ import torch
 from hvd_dyncomp.exchange import residual_state
 from hvd_dyncomp.exchange.buckets import Bucket, make_buckets
 from hvd_dyncomp.exchange.coding import Span
+from hvd_dyncomp.exchange.handshake import handshake
 from hvd_dyncomp.exchange.settings import Settings, Skip, StepConfig
 from hvd_dyncomp.exchange.source import Source
+from hvd_dyncomp.exchange.task import Collectives
 from hvd_dyncomp.exchange.topology import Topology, dtype_within_host
 from hvd_dyncomp.exchange.wire import WIRE_VERSION, Greeting, checksum
 from hvd_dyncomp.levels import UNCOMPRESSED
@@ -83,22 +85,13 @@ class Plan:
         self.parts: dict[str, list[Bucket]] = {}
         for bucket in self.buckets if source.parts else ():
             self.parts.setdefault(source.parts[bucket.name], []).append(bucket)  # type: ignore[index]  # there are some
-        self._fits: float = UNCOMPRESSED  # a level for which lengths were checked
+        self._fits: float = UNCOMPRESSED  # a level that was checked
         large = {slot.name for slot in self.slots.values() if not slot.small}
         waiting = [parameter for name, parameter in source.parameters() if name in large and settings.error_feedback]
         self.feedback_parameters = frozenset(waiting)
         self.composition = checksum(json.dumps(self._about()))
-        if not self.placed:
-            return
-        if source.rank == 0:
+        if self.placed and source.rank == 0:
             self._say()
-        logger.info(
-            "bound to %s: %d of %d parameters compressed, in %d buckets",
-            source.kind,
-            len(self.slots),
-            len(self.source.named),
-            len(self.buckets),
-        )
 
     @property
     def transport(self) -> Transport:
@@ -115,28 +108,28 @@ class Plan:
         """The ranks of each host, if buckets are divided by host; None if among all ranks, wherever these are."""
         return list(map(list, self.topology.hosts)) if self.hierarchical else None
 
-    def greeting(
+    def handshake(
         self, config: StepConfig, to_agree_on: Mapping[str, Any], values: Mapping[str, int] | None
-    ) -> Greeting:
-        """This rank's greeting for a step.
+    ) -> Collectives[None]:
+        """The handshake of a step: until all ranks agree, no message is sent whose length depends on the agreement.
 
         Args:
             config: the step's number and level.
             to_agree_on, values: as in `Step`.
         """
+
+        def about() -> dict[str, Any]:
+            about = {**self._about(), "values": values}
+            about["settings"] |= {"bits": config.bits, "step": config.number, **to_agree_on}
+            return about
+
         varies = any(to_agree_on.values())
         composition = checksum(f"{self.composition} {to_agree_on}") if varies else self.composition
         compared = 0 if values is None else checksum(json.dumps(values)) or 1
-        return Greeting(WIRE_VERSION, 0, config.bits, composition, config.number & 0xFFFFFFFF, compared)
+        greeting = Greeting(WIRE_VERSION, 0, config.bits, composition, config.number & 0xFFFFFFFF, compared)
+        return handshake(self.transport, self.source.label, greeting, about)
 
     def _check_lengths(self, bits: float) -> None:
-        """Check that every bucket's messages fit at this level.
-
-        Raises:
-            ValueError: a message would be too long. On all ranks.
-        """
-        if self._fits == bits:
-            return
         for bucket in self.buckets:
             codes = bucket.coding(bits).nbytes(Span(0, bucket.blocks))
             near = dtype_within_host(bits).itemsize * bucket.values if self.hierarchical else 0
@@ -146,7 +139,6 @@ class Plan:
                     f"have {max(codes, near)} bytes, and MPI takes {MOST_BYTES} at most; use fewer bits, or `skip` or "
                     "split the parameter"
                 )
-        self._fits = bits
 
     def _say(self) -> None:
         hosts = self.topology.hosts
@@ -166,13 +158,15 @@ class Plan:
             ValueError: gradients that are not averaged are float16, and would be compressed; or a message would be too
                 long. On all ranks.
         """
-        if self._float16_sums and bits < UNCOMPRESSED:
+        if bits in (UNCOMPRESSED, self._fits):
+            return
+        if self._float16_sums:
             raise ValueError(
                 f"op must be hvd.Average to compress float16 gradients, got hvd.Sum for {self._float16_sums[0]}: a sum "
                 "may be too large for float16 (or use 32 bits, or skip= for such parameters)"
             )
-        if bits < UNCOMPRESSED:
-            self._check_lengths(bits)
+        self._check_lengths(bits)
+        self._fits = bits
 
     def check(self, state: Mapping[str, Any]) -> None:
         """Check that `restore` can use a state.
@@ -195,18 +189,6 @@ class Plan:
             "hosts": self.hosts,
             **residual_state.export(self.buckets),
         }
-
-    def about(
-        self, bits: float, step: int, to_agree_on: Mapping[str, Any], values: Mapping[str, int] | None
-    ) -> dict[str, Any]:
-        """What ranks send each other if they disagree; see `handshake`.
-
-        Args:
-            to_agree_on, values: as in `Step`.
-        """
-        about = {**self._about(), "values": values}
-        about["settings"] |= {"bits": bits, "step": step, **to_agree_on}
-        return about
 
     def _about(self) -> dict[str, Any]:
         fixed = {"wire version": WIRE_VERSION, "world size": self.source.world_size}

@@ -24,8 +24,6 @@ class Slot:
 
     Attributes:
         small: whether it has fewer than `min_numel` values, and so at least `SMALL_BITS`.
-        counted_as: its name in `diagnostics.relative_errors`; small parameters have that of the bucket's first small
-            one.
         order: its dimensions, from the one that changes slowest from value to value to the fastest.
     """
 
@@ -36,7 +34,6 @@ class Slot:
     start: int
     numel: int
     small: bool
-    counted_as: str
     order: tuple[int, ...]
 
     @property
@@ -45,16 +42,8 @@ class Slot:
 
     def logical(self, values: torch.Tensor) -> torch.Tensor:
         """The bucket's values of this parameter, as a view of its shape."""
-        return logical(values[self.range], self.shape, self.order)
-
-    def flat(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor of its shape, as (numel,) values in the bucket's order."""
-        return tensor.permute(self.order).reshape(-1)
-
-
-def logical(values: torch.Tensor, shape: Sequence[int], order: Sequence[int]) -> torch.Tensor:
-    """(numel,) values of a parameter, as a view of its shape; `order` as in `Slot`."""
-    return values.view([shape[dim] for dim in order]).permute([order.index(dim) for dim in range(len(order))])
+        stored = values[self.range].view([self.shape[dim] for dim in self.order])
+        return stored.permute([self.order.index(dim) for dim in range(len(self.order))])
 
 
 def divided(
@@ -93,18 +82,16 @@ def _slots(
         return parameter.numel() < min_numel, parameter.numel() < max(_LEAST_ALONE, 2 * block_size)
 
     slots: list[Slot] = []
-    start, first_small, before = 0, "", None
+    start, before = 0, None
     for name, parameter in sorted(members, key=lambda member: kind(member[1])):
         numel = parameter.numel()
         small, shares = kind(parameter)
         if not (shares and before == (small, shares)):
             start = -(-start // block_size) * block_size
         before = small, shares
-        if small:
-            first_small = first_small or name
         where = bucket, len(slots), start, numel
         order = _order(parameter) if as_in_memory else tuple(range(parameter.dim()))
-        slots.append(Slot(name, tuple(parameter.shape), *where, small, first_small if small else name, order))
+        slots.append(Slot(name, tuple(parameter.shape), *where, small, order))
         start += numel
     return slots
 

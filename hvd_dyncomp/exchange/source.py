@@ -19,7 +19,6 @@ class Source(ABC):
         transport: connects the ranks over which it reduces.
         rank, world_size: in that group, when this object was made.
         factor: multiplies the sum over ranks.
-        kind: name in log lines.
         label: in the names of collectives; the same on all ranks.
         named: (name, parameter) of every parameter that is reduced, in the same order on all ranks.
         own_memory: whether no two gradients share memory, and nothing else uses it during a step.
@@ -32,7 +31,6 @@ class Source(ABC):
     rank: int
     world_size: int
     factor: float
-    kind: str
     label: str
     named: list[tuple[str, torch.Tensor]]
     own_memory: bool

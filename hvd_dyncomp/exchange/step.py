@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -14,21 +12,18 @@ import torch
 from hvd_dyncomp.errors import LockstepError
 from hvd_dyncomp.exchange.bucket_exchange import BucketExchange
 from hvd_dyncomp.exchange.buckets import Bucket
-from hvd_dyncomp.exchange.handshake import handshake
 from hvd_dyncomp.exchange.memory import overlapping
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.settings import StepConfig
 from hvd_dyncomp.exchange.slots import Slot
 from hvd_dyncomp.exchange.streams import Streams
-from hvd_dyncomp.exchange.sums import Sums, wire_form
-from hvd_dyncomp.exchange.task import Collectives, Task
+from hvd_dyncomp.exchange.sums import Sum, sums_of, wire_form
+from hvd_dyncomp.exchange.task import Task
 from hvd_dyncomp.exchange.wire import GREETING_BYTES
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter, allreduce_bytes
 from hvd_dyncomp.ranges import marked
 from hvd_dyncomp.transport.base import in_background
-
-logger = logging.getLogger(__name__)
 
 
 class Step:
@@ -66,13 +61,12 @@ class Step:
         config: StepConfig,
         meter: Meter,
         absent: Collection[str] = (),
-        to_agree_on: Mapping[str, Any] | None = None,
+        to_agree_on: Mapping[str, Any],
         values: Mapping[str, int] | None = None,
         buckets: Sequence[Bucket] | None = None,
         after: Step | None = None,
     ) -> None:
         self._plan = plan
-        self._absent, self._to_agree_on, self._values = absent, to_agree_on or {}, values
         self._buckets = plan.buckets if buckets is None else buckets
         self._after, self.in_flight = after, False
         self.number, self.bits = config.number, config.bits
@@ -85,34 +79,24 @@ class Step:
         self._lock = threading.Lock()  # between the program's thread and the background thread
         self._copied: list[torch.Tensor] = []  # gradients whose copies are sent uncompressed
         self._in_order = plan.transport.in_order and any(bucket.streams.late for bucket in self._buckets)
-        self._agreement: Task[None] = Task(plan.transport, self._agree(config))
+        self._agreement: Task[None] = Task(plan.transport, plan.handshake(config, to_agree_on, values))
         self._exchanges: list[BucketExchange] = []
-        self._sums = Sums(plan.transport, plan.source.label, plan.source.factor)
+        self._sums: list[Sum] = []  # in the order in which they are started
         if config.bits != UNCOMPRESSED:
             self._float32_bytes += sum(4 * bucket.values for bucket in self._buckets)
-            self._exchanges = self._new_exchanges()
+            self._exchanges = self._new_exchanges(absent)
         # In the order of completion, which DDP and `Averager` keep equal on all ranks.
         self._under_way = [exchange for exchange in self._exchanges if exchange.complete]
         # Uncompressed gradients are reduced in place, as without this package, unless their memory may also hold a
         # compressed gradient; or what was compressed before shares memory.
         self._in_place = plan.source.own_memory or (config.bits == UNCOMPRESSED and bool(self._buckets))
 
-    def _new_exchanges(self) -> list[BucketExchange]:
+    def _new_exchanges(self, absent: Collection[str]) -> list[BucketExchange]:
         """Exchanges of all buckets, with zeros for parameters that have no gradient."""
         source = self._plan.source
-        exchanges = [
-            BucketExchange(
-                bucket,
-                bits=self.bits,
-                step=self.number,
-                factor=source.factor,
-                transport=source.transport,
-                own_memory=source.own_memory,
-            )
-            for bucket in self._buckets
-        ]
+        exchanges = [BucketExchange(each, source, bits=self.bits, step=self.number) for each in self._buckets]
         self._exchange_of = {bucket.number: one for bucket, one in zip(self._buckets, exchanges, strict=True)}
-        for slot in filter(None, map(self._plan.slots.get, self._absent)):
+        for slot in filter(None, map(self._plan.slots.get, absent)):
             self._exchange_of[slot.bucket].add(slot, None)
         return exchanges
 
@@ -174,7 +158,7 @@ class Step:
             for name, gradient in gradients.items()
         }
         with self._lock:
-            self._sums.add(place, wires, gradients)
+            self._sums += sums_of(self._plan.source, place, wires, gradients)
             self._keep_order()
             self._poll()
 
@@ -209,7 +193,7 @@ class Step:
         """For how many seconds the program could not go on, because of messages; `clocks`: of GPUs."""
         if clocks:  # the host's own waits are for backward's kernels, too
             return max(clock() for clock in clocks)
-        tasks: list[Task] = [self._agreement, *self._exchanges, *self._sums.tasks]
+        tasks: list[Task] = [self._agreement, *self._exchanges, *self._sums]
         return sum(task.waited for task in tasks)
 
     @property
@@ -227,18 +211,11 @@ class Step:
     @property
     def _streams(self) -> set[Streams]:
         """The streams that may hold work of this step."""
-        return {*(bucket.streams for bucket in self._buckets), *(task.streams for task in self._sums.tasks)}
+        return {*(bucket.streams for bucket in self._buckets), *(task.streams for task in self._sums)}
 
     def _synchronize(self) -> None:
         for streams in self._streams:
             streams.synchronize()
-
-    def _agree(self, config: StepConfig) -> Collectives[None]:
-        """Exchange greetings: until all ranks agree, no message is sent whose length depends on the agreement."""
-        plan = self._plan
-        greeting = plan.greeting(config, self._to_agree_on, self._values)
-        about = functools.partial(plan.about, config.bits, config.number, self._to_agree_on, self._values)
-        yield from handshake(plan.transport, plan.source.label, greeting, about)
 
     @marked("agree")
     def _agree_now(self) -> None:
@@ -252,7 +229,7 @@ class Step:
                     under_way.append(exchange)
                 exchange.raise_error()
             self._under_way = under_way
-            for task in self._sums.tasks:
+            for task in self._sums:
                 task.advance()
                 task.raise_error()
             self.in_flight = True
@@ -278,9 +255,9 @@ class Step:
 
     def _complete(self) -> None:
         self._drain()
-        for task in self._sums.tasks:
+        for task in self._sums:
             task.start()
-        for task in self._sums.tasks:
+        for task in self._sums:
             task.outcome()
         for streams in self._streams:
             streams.catch_up()

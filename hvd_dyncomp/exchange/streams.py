@@ -3,7 +3,7 @@
 A GPU executes queued work later, while the program continues. One stream is for outgoing messages, which are made
 during backward, each as soon as its gradients exist. The other is for incoming messages, which must not wait behind
 gradients that are still missing. The program waits for the GPU once per step, in `catch_up`, when everything has been
-received. Hooks wait only where residuals are divided anew after the ranks have changed, or are released at 32 bits.
+received.
 
 Without a GPU, tests/exchange/test_streams.py looks for races with simulated streams.
 """

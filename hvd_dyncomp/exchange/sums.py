@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from hvd_dyncomp.exchange.source import Source
 from hvd_dyncomp.exchange.streams import Streams, streams_of
 from hvd_dyncomp.exchange.task import Collectives, Task
 from hvd_dyncomp.transport.base import Transport
@@ -103,36 +104,31 @@ def _room(gradient: torch.Tensor) -> int:
     return gradient.numel() * (2 if gradient.is_complex() else 1)
 
 
-class Sums:
-    """All of one step, in the order in which they are started: the same on all ranks, as some transports ask for.
+def sums_of(
+    source: Source, place: str, wires: Mapping[str, torch.Tensor], gradients: Mapping[str, torch.Tensor]
+) -> list[Sum]:
+    """The all-reduces of some gradients, in an order that is the same on all ranks, as some transports ask for.
 
     Args:
-        transport, label, factor: as in `Source`.
-
-    Attributes:
-        tasks: see above.
+        source: of the gradients.
+        place: what they have in common: part of the names of collectives.
+        wires: what travels in place of each, by parameter's name.
+        gradients: by parameter's name.
     """
-
-    def __init__(self, transport: Transport, label: str, factor: float) -> None:
-        self._transport, self._label, self._factor = transport, label, factor
-        self.tasks: list[Sum] = []
-
-    def add(self, place: str, wires: Mapping[str, torch.Tensor], gradients: Mapping[str, torch.Tensor]) -> None:
-        """Take some gradients.
-
-        Args:
-            place: what they have in common: part of the names of collectives.
-            wires: what travels in place of each, by parameter's name.
-            gradients: by parameter's name.
-        """
-        alike: dict[str, list[str]] = {}
-        for name, wire in wires.items():
-            kind = "sparse" if wire.is_sparse else str(_real(wire).dtype).removeprefix("torch.")
-            alike.setdefault(f"{kind}.{wire.device.type}", []).append(name)
-        for kind, names in alike.items():
-            name = f"hvd_dyncomp.{self._label}.{place}.{kind}.uncompressed"
-            reals = [_real(wires[each]) for each in names]
-            self.tasks.append(Sum(self._transport, name, reals, [gradients[each] for each in names], self._factor))
+    alike: dict[str, list[str]] = {}
+    for name, wire in wires.items():
+        kind = "sparse" if wire.is_sparse else str(_real(wire).dtype).removeprefix("torch.")
+        alike.setdefault(f"{kind}.{wire.device.type}", []).append(name)
+    return [
+        Sum(
+            source.transport,
+            f"hvd_dyncomp.{source.label}.{place}.{kind}.uncompressed",
+            [_real(wires[each]) for each in names],
+            [gradients[each] for each in names],
+            source.factor,
+        )
+        for kind, names in alike.items()
+    ]
 
 
 def _real(wire: torch.Tensor) -> torch.Tensor:

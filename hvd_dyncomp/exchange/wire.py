@@ -1,4 +1,4 @@
-"""The wire format: the content of a message, and how a bucket is cut into shards. docs/wire_format.md mirrors this.
+"""The wire format: the content of a message. docs/wire_format.md mirrors this.
 
 A message is a header and a number of blocks (`kernels.reference` has their layout). In the scatter phase
 rank s sends every rank r one message with its version of shard r. In the gather phase rank r sends everyone one message

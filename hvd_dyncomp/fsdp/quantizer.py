@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Unpack
 
 import torch
@@ -56,8 +56,6 @@ class Quantizer(Session):
         self._own: Own = {}
         self._calls: Counter[int] = Counter()  # of this pass, by number of values
         self._error: BaseException | None = None  # that backward has not raised yet
-        self._hosts: Sequence[str] = ()
-        self._saved: Mapping[str, Any] | None = None  # a state that waits until the device is known
 
     def connect(
         self, group: Any, label: str, everyone: Transport, own: Own, device: torch.device | None = None
@@ -79,9 +77,8 @@ class Quantizer(Session):
         place = ranks[0], everyone.size // len(ranks)
         parameters = {name: each for unit in own.values() for name, each in unit.items()}
         self._source = ShardGradients(self._transport, label, place, parameters, device)
-        self._hosts = self._transport.hosts()
         with on_all_ranks(self._transport) as mine:
-            self._plan = self._new_plan(self._hosts)
+            self._plan = self._new_plan(self._transport.hosts())
             mine += description(list(parameters.items()), values=False)
         self._unchecked = dict(parameters)
         self._connect(self._transport)
@@ -132,10 +129,6 @@ class Quantizer(Session):
         super().load_state_dict(state)
         self._unchecked.update(self._source.by_name)
 
-    def drop_residuals(self) -> None:
-        super().drop_residuals()
-        self._saved = None
-
     def _residuals(self) -> Mapping[str, Any]:
         return super()._residuals() if self._saved is None else self._saved
 
@@ -153,7 +146,7 @@ class Quantizer(Session):
         before = self._source.units
         self._source.load(units)
         try:
-            plan = self._new_plan(self._hosts)
+            plan = self._new_plan(self._transport.hosts())
             plan.restore(state)
         except BaseException:
             self._source.load(before)
@@ -208,7 +201,7 @@ class Quantizer(Session):
         """Look where gradients lie that have come for the first time; the next step compresses them."""
         if not self._source.learn():
             return
-        saved, plan = self._residuals(), self._new_plan(self._hosts)
+        saved, plan = self._residuals(), self._new_plan(self._transport.hosts())
         plan.restore({**saved, "residuals": {**plan.residuals()["residuals"], **saved["residuals"]}})
         self._plan = plan
 

@@ -30,7 +30,6 @@ class ShardGradients(Source):
         units: by name, in the order in which they have come first.
     """
 
-    kind = "FSDP"
     own_memory = True  # what a group gets is FSDP's
 
     def __init__(

@@ -16,33 +16,27 @@ class OptimizerGradients(Source):
     """What a quantizer knows about its optimizer.
 
     Attributes:
-        transport: connects the ranks over which the optimizer reduces.
-        rank, world_size: in that group, when this object was made.
-        factor: multiplies the sum over ranks.
-        label: of the optimizer, in the names of collectives.
-        named: (name, parameter) of every parameter that Horovod reduces, in the optimizer's order.
         grouped: whether Horovod reduces some gradients in one call, which refuses tensors of several devices.
-        kind, as_in_memory, own_memory: see `Source`.
 
     Raises:
         ValueError: the optimizer's reduction is not a sum or a mean; a parameter is not in `names`, or is on a device
             from which the transport cannot send.
     """
 
+    own_memory = False  # autograd hands on what it has
+
     def __init__(self, optimizer: Any, names: dict[torch.Tensor, str] | None, transport: Transport) -> None:
         # Weakly: an optimizer that its owner has deleted must not live on, or its hooks would, too.
         self._optimizer = weakref.ref(optimizer)
         super().__init__(transport.within(horovod_optimizer.process_set_of(optimizer)))
         self.factor = horovod_optimizer.factor_of(optimizer, self.world_size)
-        self.label, self.kind = horovod_optimizer.label_of(optimizer), type(optimizer).__name__
+        self.label = horovod_optimizer.label_of(optimizer)
         self._names = names = horovod_optimizer.names_of(optimizer) if names is None else names
         parameters = horovod_optimizer.reduced_parameters(optimizer)
         unnamed = [tuple(p.shape) for p in parameters if p not in names]
         if unnamed:
             raise ValueError(f"named_parameters must name every parameter of the optimizer; missing shapes: {unnamed}")
         self.named = [(names[p], p) for p in parameters]
-        self.own_memory = False  # autograd hands on what it has
-        self.as_in_memory = False  # gradients are made contiguous
         self.grouped = horovod_optimizer.grouped(optimizer)
         self._reduced = set(parameters)
 
@@ -65,6 +59,6 @@ class OptimizerGradients(Source):
             if parameter.requires_grad or parameter in self._reduced
         ]
 
-    def name_of(self, parameter: torch.Tensor | None) -> str | None:
-        """A parameter's name; None if it is not reduced."""
-        return self._names[parameter] if parameter in self._reduced else None
+    def reduces(self, parameter: torch.Tensor) -> bool:
+        """Whether Horovod reduces a parameter's gradient."""
+        return parameter in self._reduced

@@ -109,16 +109,11 @@ def gradient_of(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
 
 
-def from_backward(optimizer: Any, parameter: torch.Tensor) -> bool:
-    """Whether backward has made a gradient for this parameter since the last exchange.
-
-    Horovod counts backward passes down until it hands a gradient over, and starts anew when it hands the mean back.
-    """
-    return optimizer._allreduce_delay[parameter] != optimizer.backward_passes_per_step
-
-
 def reduced_already(optimizer: Any) -> bool:
-    """Whether gradients have been reduced since the last step, and no backward pass has run since."""
+    """Whether gradients have been reduced since the last step, and no backward pass has run since.
+
+    Horovod counts backward passes down until it hands a gradient over, and starts again when it hands the mean back.
+    """
     return optimizer._synchronized and set(optimizer._allreduce_delay.values()) == {optimizer.backward_passes_per_step}
 
 

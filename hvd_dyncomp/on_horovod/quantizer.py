@@ -8,17 +8,17 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from types import FrameType
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import torch
 
 from hvd_dyncomp.checks import shown
 from hvd_dyncomp.controller import Controller
+from hvd_dyncomp.exchange.slots import Slot
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.on_horovod import horovod_optimizer
 from hvd_dyncomp.on_horovod.session import OptimizerSession
-from hvd_dyncomp.on_horovod.step_gradients import Context
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.sessions.advice import FORGOTTEN, REDUCED_AGAIN, SPARSE
 from hvd_dyncomp.sessions.agreement import ATTACH, description, on_all_ranks
@@ -28,6 +28,20 @@ from hvd_dyncomp.transport.base import Transport
 from hvd_dyncomp.transport.horovod import Compressor
 
 logger = logging.getLogger(__name__)
+
+
+class Context(NamedTuple):
+    """What `decompress` needs for one tensor.
+
+    Attributes:
+        gradient: the original, which receives the mean.
+        step: None for a tensor that is no gradient of an optimizer.
+        slot: the gradient's place, if it travels compressed.
+    """
+
+    gradient: torch.Tensor
+    step: Step | None = None
+    slot: Slot | None = None
 
 
 class DynamicQuantizer(OptimizerSession, Compressor):
@@ -138,7 +152,7 @@ class DynamicQuantizer(OptimizerSession, Compressor):
         return self._opaque(self._timed, self._taken, tensor, sys._getframe(1))
 
     def _on_gradient(self, parameter: torch.Tensor) -> tuple[Callable, Context] | None:
-        return self._timed(self._taken_directly, parameter)
+        return self._timed(self._add_past_horovod, parameter)
 
     def _timed(self, call: Callable, *arguments: Any) -> Any:
         began = time.perf_counter()
@@ -152,7 +166,7 @@ class DynamicQuantizer(OptimizerSession, Compressor):
             self._step.traffic.seconds += time.perf_counter() - began
         return taken
 
-    def _taken_directly(self, parameter: torch.Tensor) -> tuple[Callable, Context] | None:
+    def _add_past_horovod(self, parameter: torch.Tensor) -> tuple[Callable, Context] | None:
         """Take a parameter's gradient, past Horovod, if it travels compressed; for `before_reduction`."""
         optimizer = self._optimizer()
         if optimizer is not None and horovod_optimizer.stays_sparse(optimizer, parameter):
@@ -160,21 +174,23 @@ class DynamicQuantizer(OptimizerSession, Compressor):
             return None
         if optimizer is not None and (self._step is None or self._forgotten):
             self._open(optimizer, parameter)
-        slot, gradients = self._slots.get(parameter), self._step_gradients
-        if slot is None or gradients is None or not gradients.compressed:
+        slot, step = self._slots.get(parameter), self._step
+        if slot is None or step is None or step.bits == UNCOMPRESSED:
             return None
-        return horovod_optimizer.nothing, gradients.add(horovod_optimizer.gradient_of(parameter), parameter, slot)
+        gradient = horovod_optimizer.gradient_of(parameter)
+        step.add(slot, gradient)
+        return horovod_optimizer.nothing, Context(gradient, step, slot)
 
     def _warn_of_sparse(self, parameter: torch.Tensor) -> None:
-        if parameter in self._slots and self._transport.rank == 0:
-            self._advice.warn("sparse", SPARSE.format(self._slots[parameter].name))
+        if parameter in self._slots:
+            self._advise("sparse", SPARSE.format(self._slots[parameter].name))
 
     def _taken(self, gradient: torch.Tensor, caller: FrameType) -> tuple[torch.Tensor, Context]:
-        found = self._searched(gradient, caller)
-        if found is None:
+        if not self._is_gradient(gradient, caller):
             self._note_uncompressed(gradient)
             return gradient, Context(gradient)
-        return self._step_gradients.take_for_horovod(gradient, found)  # type: ignore[union-attr]  # there is a step
+        step: Any = self._step  # there is one
+        return step.uncompressed(gradient), Context(gradient, step)
 
     def decompress(self, tensor: torch.Tensor | None, ctx: Context | None) -> torch.Tensor:
         """Return the reduced gradient to Horovod, in the original's memory and dtype.

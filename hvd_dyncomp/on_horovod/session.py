@@ -22,7 +22,6 @@ from hvd_dyncomp.exchange.topology import Topology
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.on_horovod import horovod_optimizer
 from hvd_dyncomp.on_horovod.gradients import OptimizerGradients
-from hvd_dyncomp.on_horovod.step_gradients import StepGradients
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.sessions.advice import ANOTHER_OPTIMIZER, CAPTURED, FORGOTTEN, GROUPS, IN_FLIGHT, INFERENCE
 from hvd_dyncomp.sessions.session import Session
@@ -52,12 +51,10 @@ class OptimizerSession(Session):
         super().__init__(controller, transport, **arguments)
         named = None if named_parameters is None else checked_names(named_parameters)
         self._names = None if named is None else {parameter: name for name, parameter in named}
-        self._optimizer: Callable[[], torch.optim.Optimizer | None] = _no_optimizer  # a weak reference
+        self._optimizer: Callable[[], torch.optim.Optimizer | None] = lambda: None  # a weak reference
         self._source: OptimizerGradients | None = None  # that of the plan
         self._slots: Mapping[torch.Tensor, Slot] = {}  # likewise, by parameter
-        self._saved: Mapping[str, Any] | None = None  # residuals that wait for a plan which knows where the ranks are
         self._hosts: Any = None  # the collective in flight that gathers them
-        self._step_gradients: StepGradients | None = None  # of the step in flight
         self._again = False  # whether the program has reduced, and changed, the gradients of that step before
         self._pending: dict | None = None  # what Horovod has of the latest step
         self._unhooks: Sequence[Callable[[], None]] = ()
@@ -73,12 +70,11 @@ class OptimizerSession(Session):
 
     def _attach(self, optimizer: torch.optim.Optimizer, hosts: Sequence[str] | None) -> None:
         """Bind to an optimizer between steps; `hosts` as in `_bind`. Raises what `DynamicQuantizer.attach` does."""
-        if isinstance(self._step, Step):
+        if self._step is not None:
             if not self._forgotten:
                 raise ValueError(IN_FLIGHT)
             self._fail(RuntimeError(FORGOTTEN))
         self._check_failure()
-        self._step = None
         self._bind(optimizer, hosts)
 
     @property
@@ -88,14 +84,14 @@ class OptimizerSession(Session):
         return optimizer is None or horovod_optimizer.pending_of(optimizer) is not self._pending
 
     def _open(self, optimizer: torch.optim.Optimizer, tensor: torch.Tensor) -> None:
-        """Begin a step, unless there is one, with a gradient of (or as) `tensor`. Raises what `_searched` does."""
-        self._meet(optimizer)
+        """Begin a step, unless there is one, with a gradient of (or as) `tensor`. Raises what `_is_gradient` does."""
+        self._check_optimizer(optimizer)
         if self._step is None:
             captured = tensor.is_cuda and torch.cuda.is_current_stream_capturing()
-            self._first(optimizer, RuntimeError(CAPTURED) if captured else None)
+            self._begin_step(optimizer, RuntimeError(CAPTURED) if captured else None)
 
-    def _searched(self, gradient: torch.Tensor, caller: FrameType) -> str | None:
-        """The name of this gradient's parameter, in the step that it begins or belongs to; None for any other tensor.
+    def _is_gradient(self, gradient: torch.Tensor, caller: FrameType) -> bool:
+        """Whether a tensor is a gradient of a step, which it may have begun.
 
         Raises:
             ValueError: another optimizer still exists, or this optimizer's op is neither Average nor Sum. All ranks
@@ -104,12 +100,12 @@ class OptimizerSession(Session):
         """
         optimizer, parameter = horovod_optimizer.calling(self, caller)
         if optimizer is None or parameter is None:
-            return None
+            return False
         if self._step is None or self._forgotten or optimizer is not self._optimizer():
             self._open(optimizer, gradient)
-        return None if self._source is None else self._source.name_of(parameter)
+        return self._source.reduces(parameter)  # type: ignore[union-attr]  # that of the step
 
-    def _meet(self, optimizer: torch.optim.Optimizer) -> None:
+    def _check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Note whose gradients come. A step that Horovod has forgotten has failed."""
         if self._step is not None and self._forgotten:
             self._fail(RuntimeError(FORGOTTEN))
@@ -123,7 +119,7 @@ class OptimizerSession(Session):
         self._saved, self._plan = self._carried(optimizer), None
         self._optimizer = weakref.ref(optimizer)
 
-    def _first(self, optimizer: torch.optim.Optimizer, wrong: Exception | None) -> None:
+    def _begin_step(self, optimizer: torch.optim.Optimizer, wrong: Exception | None) -> None:
         """Begin a step; if it is not known yet where the ranks are, begin to gather that, too.
 
         Args:
@@ -131,12 +127,10 @@ class OptimizerSession(Session):
         """
         self._pending = horovod_optimizer.pending_of(optimizer)
         self._again = horovod_optimizer.reduced_already(optimizer)
-        step = self._begin(wrong=wrong)
-        source: Any = self._source
-        self._step_gradients = StepGradients(step, source)
+        self._begin(wrong=wrong)
         if not self._plan.placed:  # type: ignore[union-attr]  # the step's
-            ranks = source.transport
-            self._hosts = start_gather_json(ranks, ranks.host, f"hvd_dyncomp.{source.label}.hosts")
+            ranks, label = self._plan.transport, self._source.label  # type: ignore[union-attr]
+            self._hosts = start_gather_json(ranks, ranks.host, f"hvd_dyncomp.{label}.hosts")
 
     def _plan_of_step(self) -> Plan:
         if self._plan is not None:
@@ -171,14 +165,14 @@ class OptimizerSession(Session):
 
     def _end(self, step: Step) -> None:
         super()._end(step)
-        self._step_gradients = None
         if self._hosts is not None:
             gathered, self._hosts = self._hosts, None
             hosts = gathered_json(self._plan.transport.wait(gathered))  # type: ignore[union-attr]  # there is one
             self._bind(self._optimizer(), hosts)  # type: ignore[arg-type]  # it is calling
 
-    def _bits_of_means(self, step: Any) -> float | None:
-        return None if self._again else step.bits
+    def _note_exchange(self, bits: float) -> None:
+        if not self._again:  # else they are the means of the step before
+            super()._note_exchange(bits)
 
     def _bind(self, optimizer: torch.optim.Optimizer, hosts: Sequence[str] | None = None) -> Plan:
         """Make a plan for an optimizer, with the residuals. Raises what `attach` does; nothing has changed then.
@@ -193,13 +187,11 @@ class OptimizerSession(Session):
         with torch.inference_mode(False):  # as in `Session._new_plan`
             plan = Plan(source, self._settings, self._skip, None if hosts is None else Topology.of(hosts))
         if saved is not None:
-            plan.check(saved)
-        if saved is not None and plan.placed:
-            plan.restore(saved)
-            saved = None
+            (plan.restore if plan.placed else plan.check)(saved)
         source.transport.advise({bucket.device for bucket in plan.buckets})
         self._slots = {parameter: plan.slots[name] for name, parameter in source.named if name in plan.slots}
-        self._optimizer, self._source, self._plan, self._saved = weakref.ref(optimizer), source, plan, saved
+        self._optimizer, self._source, self._plan = weakref.ref(optimizer), source, plan
+        self._saved = None if plan.placed else saved
         self._hook(optimizer)
         return plan
 
@@ -251,10 +243,6 @@ class OptimizerSession(Session):
             self._plan.check(state)
         self._saved = state
 
-    def drop_residuals(self) -> None:
-        super().drop_residuals()
-        self._saved = None
-
     def sync(self) -> None:
         """Take over rank 0's step count: for workers that join (`elastic`). Collective.
 
@@ -263,13 +251,13 @@ class OptimizerSession(Session):
         self._reset()
         saved = self._residuals()
         mine: dict[str, Any] = {"stays": self._has_rank_of(saved), "waiting": residual_state.waiting(saved)}
-        mine["levels"] = self._levels.state_dict()
+        mine["steps"] = self._steps
         everyone = gather_json(self._transport, mine, "hvd_dyncomp.quantizer.sync")
         stay = all(each["stays"] for each in everyone)
         if not stay and any(each["waiting"] for each in everyone):
             residual_state.warn_of_loss(self._transport.rank)
         self._saved, self._plan = saved if stay else None, None
-        self._levels.load_state_dict(everyone[0]["levels"])
+        self._steps = everyone[0]["steps"]
 
     def _reset(self) -> None:
         """Forget a step in flight, and an error: what they were for is over, as elastic training forms the job anew."""
@@ -299,7 +287,3 @@ def _compare(session: OptimizerSession | None) -> None:
 
 def _offer(session: OptimizerSession | None, parameter: torch.Tensor) -> tuple | None:
     return None if session is None else session._on_gradient(parameter)
-
-
-def _no_optimizer() -> None:
-    """As a reference to an optimizer that is gone."""

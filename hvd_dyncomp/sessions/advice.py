@@ -1,10 +1,4 @@
-"""Errors and warnings about the use of a quantizer. Warnings are logged once, on rank 0 only."""
-
-from __future__ import annotations
-
-import logging
-
-logger = logging.getLogger(__name__)
+"""Errors and warnings about the use of a quantizer, in words."""
 
 ANOTHER_OPTIMIZER = (
     "a DynamicQuantizer serves one optimizer, and this quantizer already serves another one; create one "
@@ -63,16 +57,3 @@ GONE = {
     "rounding": "leave it out: values are rounded to nearest, and error feedback delivers what that loses",
     "fp16_skipped": "leave it out: skipped parameters are sent in their own dtype",
 }
-
-
-class Advice:
-    """The warnings of one quantizer."""
-
-    def __init__(self) -> None:
-        self._said: set[str] = set()
-
-    def warn(self, about: str, text: str) -> None:
-        """Log `text` unless it is empty or a warning `about` the same was logged before."""
-        if text and about not in self._said:
-            self._said.add(about)
-            logger.warning(text)

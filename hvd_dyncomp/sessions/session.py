@@ -20,11 +20,10 @@ from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.settings import Settings, Skip, StepConfig, with_residuals
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.exchange.topology import Topology, phases
-from hvd_dyncomp.levels import UNCOMPRESSED
+from hvd_dyncomp.levels import UNCOMPRESSED, check_level
 from hvd_dyncomp.meter import Meter
 from hvd_dyncomp.policies import Policy
-from hvd_dyncomp.sessions.advice import GONE, INFERENCE, REWOUND, Advice
-from hvd_dyncomp.sessions.step_levels import StepLevels
+from hvd_dyncomp.sessions.advice import GONE, INFERENCE, REWOUND
 from hvd_dyncomp.transport.base import Transport
 
 logger = logging.getLogger(__name__)
@@ -81,9 +80,11 @@ class Session:
         if skip is not None and not callable(skip):
             raise TypeError(f"skip must be a function of name and parameter, got {shown(skip)}")
         self._skip, self._transport = skip, transport
-        self._levels = StepLevels(self.controller, warmup_steps=warmup_steps, warmup_bits=warmup_bits)
+        self._warmup_steps = integer("warmup_steps", warmup_steps, 0)
+        self._warmup_bits = check_level("warmup_bits", warmup_bits)
+        self._steps = 0  # that have begun
         self.meter = Meter()
-        self._advice = Advice()
+        self._said: set[str] = set()  # what was warned of
         self.latest_exchange: momentum.Exchange | None = None
         self._begun = 0  # steps, for `latest_exchange`; a loaded state does not take it back
         self._watches = False  # whether it looks at optimizers' steps, to warn of their momentum
@@ -92,6 +93,7 @@ class Session:
         self._resumed = False  # since the latest step
         self._epoch: int | None = None  # of the latest step
         self.controller.exchanged = bool(self.controller.exchanged)
+        self._saved: Mapping[str, Any] | None = None  # a loaded state that waits for what it needs
         self._step: Step | None = None  # in flight
         # Why no further step begins. Not the error, whose traceback has frames that hold the model: the model's hook
         # holds this, in C++, where Python's garbage collector sees no cycle.
@@ -109,7 +111,13 @@ class Session:
     @property
     def bits(self) -> float:
         """Level of the next step; see the class."""
-        return with_residuals(self._levels.bits, self._waiting)
+        return with_residuals(self._wanted, self._waiting)
+
+    @property
+    def _wanted(self) -> float:
+        """The same, if no residuals have to be delivered."""
+        bits = self.controller.bits
+        return max(bits, self._warmup_bits) if self._steps < self._warmup_steps else bits
 
     @property
     def _control_transport(self) -> Transport:
@@ -160,6 +168,7 @@ class Session:
         self._check_between_steps("drop_residuals")
         for bucket in self._plan.buckets if self._plan is not None else ():
             bucket.residuals.drop()
+        self._saved = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's residuals by parameter name, the step count and the meter. Save one state per rank.
@@ -184,7 +193,7 @@ class Session:
                 self._failure,
             )
         # These last: residuals may be a whole loaded state, and steps and meter have moved on since.
-        return {**self._residuals(), **self._levels.state_dict(), "meter": self.meter.state_dict()}
+        return {**self._residuals(), "steps": self._steps, "meter": self.meter.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that the same rank has saved, in a run with the same parameters.
@@ -206,10 +215,10 @@ class Session:
         self._check_failure()
         with comes_from("state_dict()", state):
             state = residual_state.checked(state)
-            integer("steps", state["steps"], 0)
+            steps = integer("steps", state["steps"], 0)
             Meter().load_state_dict(state["meter"])
         self._restore(state)
-        self._levels.load_state_dict(state)
+        self._steps = steps
         self.meter.load_state_dict(state["meter"])
         self._resumed = True
 
@@ -274,13 +283,17 @@ class Session:
         """
         self._check_failure()
         self._begun += 1
+        number = self._steps
         try:
             if wrong is not None:
                 raise wrong
             if torch.is_inference_mode_enabled():  # what is made in it cannot be written later
                 raise RuntimeError(INFERENCE)
             plan = self._plan_of_step()
-            config = self._levels.next(alone=plan.source.world_size == 1, waiting=self._waiting)
+            alone = plan.source.world_size == 1
+            config = StepConfig(number, UNCOMPRESSED if alone else self._wanted, self.controller.epoch)
+            config = config.with_residuals(self._waiting and not alone)
+            self._steps += 1
             config = config._replace(bits=self._level(config.bits))
             self._warn_if_rewound(config.epoch)
             self.meter.at(config.epoch, config.bits).steps += 1
@@ -288,8 +301,8 @@ class Session:
             self._step = self._new_step(plan, config, absent=absent, values=self._values(config.epoch))
             self._step.start()
         except Exception as error:  # raised once the others, which wait for this rank, know it
-            self._step, self._failure = None, _interrupted(f"step {self._levels.steps}", error)
-            refuse(*self._ranks(), error, number=self._levels.steps, bits=self.bits)
+            self._step, self._failure = None, _interrupted(f"step {number}", error)
+            refuse(*self._ranks(), error, number=number, bits=self.bits)
             raise
         return self._step
 
@@ -324,14 +337,8 @@ class Session:
     def _end(self, step: Step) -> None:
         """Wait for the means of a step, and note their level. Raises what `Step.collect` does."""
         step.collect()
-        bits = self._bits_of_means(step)
-        if bits is not None:
-            self._note_exchange(bits)
+        self._note_exchange(step.bits)
         self._step = None
-
-    def _bits_of_means(self, step: Step) -> float | None:
-        """At how many bits the means of a step came; None if they are those of the step before, reduced again."""
-        return step.bits
 
     def _note_exchange(self, bits: float) -> None:
         """Note, for optimizers that step next, that means have come at so many bits. Twice in a step is as once."""
@@ -343,13 +350,14 @@ class Session:
 
     def _advise(self, about: str, text: str) -> None:
         """Log a warning on rank 0, once for each subject that it is `about`; none if the text is empty."""
-        if self._transport.rank == 0:
-            self._advice.warn(about, text)
+        if text and self._transport.rank == 0 and about not in self._said:
+            self._said.add(about)
+            logger.warning(text)
 
     def _warn_if_rewound(self, epoch: int) -> None:
         last = max((epoch for epoch, _ in self.meter.records), default=0)
-        if self._resumed and last > epoch and self._transport.rank == 0:
-            self._advice.warn("rewound", REWOUND.format(last, epoch))
+        if self._resumed and last > epoch:
+            self._advise("rewound", REWOUND.format(last, epoch))
         self._resumed = False
 
     def _check_failure(self) -> None:

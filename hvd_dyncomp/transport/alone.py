@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Sequence
 
 import torch
@@ -14,10 +13,6 @@ class Alone(Transport):
     """A group of one rank."""
 
     rank, size, local_size = 0, 1, 1
-
-    @property
-    def host(self) -> str:
-        return socket.gethostname()
 
     def alltoall(
         self,

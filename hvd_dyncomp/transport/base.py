@@ -5,7 +5,7 @@ rank's end of a group of ranks: `horovod.HorovodTransport`, `torch_distributed.P
 `alone.Alone` for one process, or `hvd_dyncomp.simulate.World`, where all ranks live in one process.
 
 Collectives are matched by name. A name must be equal on all ranks, and must not depend on the order of calls or on the
-type of the data. Exchanges of a bucket are called `<bucket>.<phase>`, with a phase of `exchange.topology.Phase`, and
+type of the data. Exchanges of a bucket are called `<bucket>.<phase>`, with a phase of `exchange.wire.Phase`, and
 sums of gradients `….uncompressed`: a transport that matches by order, as `ProcessGroupTransport` does, keeps an order
 for each phase.
 """
@@ -13,16 +13,15 @@ for each phase.
 from __future__ import annotations
 
 import json
+import socket
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Self
 
 import torch
 
 from hvd_dyncomp.errors import InFlight, LockstepError
-
-One = TypeVar("One", bound="Transport")
 
 
 class Transport(ABC):
@@ -56,9 +55,9 @@ class Transport(ABC):
         """The number of ranks in the group."""
 
     @property
-    @abstractmethod
     def host(self) -> str:
         """The name of this process's machine. Ranks with the same name share a host."""
+        return socket.gethostname()
 
     def hosts(self) -> Sequence[str]:
         """The name of every rank's host, in rank order. Collective, and blocks, unless the transport knows them."""
@@ -84,7 +83,7 @@ class Transport(ABC):
         """The transport of the same ranks that all models share."""
         return self
 
-    def for_exchanges(self: One, phases: Mapping[str, Sequence[int]]) -> One:
+    def for_exchanges(self, phases: Mapping[str, Sequence[int]]) -> Self:
         """A transport for the exchanges of one model. The call is collective if a transport has to be made.
 
         Args:

@@ -116,7 +116,6 @@ class CollectiveHandle:
             TimeoutError: a rank has not joined within the process group's time limit.
             ConnectionError: a rank has ended.
         """
-        name = self.name.partition("#")[0]
         if self._error is not None:
             raise self._error
         try:
@@ -126,12 +125,12 @@ class CollectiveHandle:
             text = message_of(error)
             if timed_out(text):
                 raise TimeoutError(
-                    f"{name}: not all ranks joined within the time limit of the process group: {text}"
+                    f"{self.name}: not all ranks joined within the time limit of the process group: {text}"
                 ) from error
             if not lost(error):
                 raise
             raise ConnectionError(
-                f"{name}: the connection to a rank was lost: {text}; the output of that rank says why"
+                f"{self.name}: the connection to a rank was lost: {text}; the output of that rank says why"
             ) from error
         if (
             self._in_order

@@ -1,11 +1,10 @@
-"""The transport over Horovod. Beside `ranks.py` and `probe/`, the only file that imports Horovod."""
+"""The transport over Horovod. Beside commands, the only file that imports Horovod."""
 
 from __future__ import annotations
 
 import functools
 import logging
 import os
-import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -66,12 +65,6 @@ class HorovodTransport(Transport):
     @property
     def size(self) -> int:
         return hvd.size() if self._process_set is None else self._process_set.size()
-
-    @property
-    def host(self) -> str:
-        # Not Horovod's cross_rank: it counts hosts among ranks of equal local rank, so two hosts may have the same
-        # number for different local ranks.
-        return socket.gethostname()
 
     @property
     def local_size(self) -> int:

@@ -10,11 +10,9 @@ import contextlib
 import functools
 import os
 import secrets
-import socket
 import threading
 import time
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -79,7 +77,6 @@ class ProcessGroupTransport(base.Transport):
         self._launcher = OrderedLauncher(self._phase_groups)
         self.in_order = groups.nccl
         self._started: weakref.WeakSet[CollectiveHandle] = weakref.WeakSet()
-        self._counts: defaultdict[str, int] = defaultdict(int)
         self._shared: ProcessGroupTransport = self
         self._end = weakref.finalize(self, _close, os.getpid(), groups.made, self._started)
         self._give_up_groups = functools.partial(close, groups.made, quiet=False)
@@ -100,10 +97,6 @@ class ProcessGroupTransport(base.Transport):
     @property
     def size(self) -> int:
         return self._size
-
-    @property
-    def host(self) -> str:
-        return socket.gethostname()
 
     @property
     def local_size(self) -> int:
@@ -183,10 +176,7 @@ class ProcessGroupTransport(base.Transport):
         return self._begun(name, tensor, lambda: ([groups.sum(tensor)], tensor))
 
     def _new(self, name: str, tensor: torch.Tensor) -> CollectiveHandle:
-        self._counts[name] += 1
-        handle = CollectiveHandle(
-            f"{name}#{self._counts[name]}", tensor, _news.set, in_order=self.in_order and tensor.is_cuda
-        )
+        handle = CollectiveHandle(name, tensor, _news.set, in_order=self.in_order and tensor.is_cuda)
         self._started.add(handle)
         return handle
 
@@ -201,12 +191,6 @@ class ProcessGroupTransport(base.Transport):
         return handle.over
 
     def wait(self, handle: CollectiveHandle) -> torch.Tensor:
-        """As `base.Transport.wait`.
-
-        Raises:
-            ConnectionError: a rank has ended.
-            TimeoutError: a rank has not started the collective in the process group's time limit.
-        """
         while not handle.wait(_WAIT_SECONDS):
             pass
         return handle.result()
@@ -215,7 +199,6 @@ class ProcessGroupTransport(base.Transport):
         _background.add(work)
 
     def abort(self) -> None:
-        """As `base.Transport.abort`."""
         self._give_up_groups()
         self._started.clear()  # at exit nobody waits for them
 

@@ -32,9 +32,9 @@ from common.launcher import TORCHRUN
 from common.markdown import markdown
 from common.values import count, listed, names
 from hvd_dyncomp import LinkAware
+from hvd_dyncomp.commands import ranks
 from hvd_dyncomp.commands.probe.methods import DDP, Loss, Stepper
 from hvd_dyncomp.commands.probe.turns import slowest
-from hvd_dyncomp.transport import ranks
 from netlab.hosts import hosts
 from netlab.shaping import shape
 

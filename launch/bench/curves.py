@@ -41,9 +41,9 @@ from common.errors import RunError
 from common.markdown import DASH, markdown
 from common.values import count, names
 from hvd_dyncomp import replicas
+from hvd_dyncomp.commands import ranks
 from hvd_dyncomp.commands.probe.methods import Stepper
 from hvd_dyncomp.commands.probe.turns import interface
-from hvd_dyncomp.transport import ranks
 from hvd_dyncomp.transport.base import gather_json
 from netlab.hosts import WITH_HOROVOD
 from netlab.shaping import INTERFACE

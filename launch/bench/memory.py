@@ -33,9 +33,9 @@ from bench.tables import title
 from common.device import choose_for
 from common.markdown import DASH, markdown
 from common.values import count, names
+from hvd_dyncomp.commands import ranks
 from hvd_dyncomp.commands.probe.methods import ALONE, Stepper
 from hvd_dyncomp.commands.probe.tensors import Tensors
-from hvd_dyncomp.transport import ranks
 from hvd_dyncomp.transport.base import gather_json
 from netlab.hosts import WITH_HOROVOD
 

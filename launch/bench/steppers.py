@@ -43,7 +43,7 @@ from hvd_dyncomp.commands.probe.methods import (
     Loss,
     Stepper,
 )
-from hvd_dyncomp.transport.ranks import transport, under_torchrun
+from hvd_dyncomp.commands.ranks import transport, under_torchrun
 
 BATCHES = 4  # of a step that accumulates
 ACCUMULATES = f"-x{BATCHES}"  # what the names of such methods end with

@@ -21,9 +21,9 @@ from bench.start import environment_of, for_torch, on_this_host, start, worker
 from common.device import choose_for
 from common.errors import RunError
 from common.values import DEVICES, at_least_zero, count, layout, listed, names, natural
+from hvd_dyncomp.commands import ranks
 from hvd_dyncomp.commands.probe.methods import POWERSGD_START, Stepper
 from hvd_dyncomp.commands.probe.turns import interface, measure
-from hvd_dyncomp.transport import ranks
 from netlab import link_rate
 from netlab.hosts import LAUNCHERS, WITH_HOROVOD, hosts
 from netlab.shaping import INTERFACE, bits_per_second, shape

@@ -14,7 +14,7 @@ import torch
 
 from bench.steppers import start_torch
 from common.device import choose
-from hvd_dyncomp.transport import ranks
+from hvd_dyncomp.commands import ranks
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from common.errors import RunError
-from hvd_dyncomp.transport import ranks
+from hvd_dyncomp.commands import ranks
 from hvd_dyncomp.transport.base import gather_json
 
 Batch = tuple[Tensor, Tensor]

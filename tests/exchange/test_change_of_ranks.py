@@ -100,7 +100,7 @@ def test_who_joins_begins_where_rank_0_is(loaded):
         if loaded:
             worker.quantizer.load_state_dict(worker.quantizer.state_dict())
         if worker.transport.rank == 0:
-            worker.quantizer._levels.steps = 41
+            worker.quantizer._steps = 41
         worker.quantizer.sync()
         state = worker.quantizer.state_dict()
         worker.step({name: noise(name, size, worker.transport.rank, 0) for name, size in SIZES.items()})

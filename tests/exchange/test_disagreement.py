@@ -77,7 +77,7 @@ def test_every_rank_says_who_differs_in_what(case, attach, ranks, hosts):
 def test_a_rank_in_another_step():
     def program(worker: Worker) -> str:
         worker.step(worker.noise(0))
-        worker.quantizer._levels.steps += worker.transport.rank
+        worker.quantizer._steps += worker.transport.rank
         with pytest.raises(LockstepError) as caught:
             worker.step(worker.noise(1))
         return str(caught.value)

@@ -353,7 +353,7 @@ def test_a_quantizer_that_works_for_another_model_does_not_owe_it_anything():
     def program(worker: Worker, before: int):
         for step in range(before):
             worker.step(worker.noise(step))
-        worker.quantizer._levels.steps = 0
+        worker.quantizer._steps = 0
         del worker.optimizer
         gc.collect()
         worker.parameters = parameters(SIZES)

@@ -92,8 +92,8 @@ class Rank(fsdp.Quantizer):
         self._source = ShardGradients(among, "fsdp1", (0, 1), parameters, torch.device("cpu"))
         self._source.load(dict(self.units))
         self._unchecked = dict(parameters)
-        self._hosts, self._saved = transport.hosts(), None
-        self._plan = self._new_plan(self._hosts)
+        self._saved = None
+        self._plan = self._new_plan(transport.hosts())
 
     def noise(self, name: str, step: int) -> torch.Tensor:
         return torch.cat([noise(each, SIZES[each], self._source.rank, step) for each in self.units[name].trained()])

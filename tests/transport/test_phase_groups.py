@@ -117,7 +117,7 @@ def news() -> list[int]:
 
 @pytest.fixture
 def handle(news) -> CollectiveHandle:
-    return CollectiveHandle("bucket.pair#3", SENT, lambda: news.append(1), in_order=False)
+    return CollectiveHandle("bucket.pair", SENT, lambda: news.append(1), in_order=False)
 
 
 def test_it_is_over_when_both_works_are_and_tells_it_once(handle, news):
@@ -138,7 +138,7 @@ def test_nothing_to_send_is_over_at_once(handle):
 
 def test_what_is_queued_on_a_gpu_is_over_when_it_has_started():
     """Nobody asks whether it has come: who uses the result queues that."""
-    handle, work = CollectiveHandle("it#1", SENT, lambda: None, in_order=True), Work()
+    handle, work = CollectiveHandle("it", SENT, lambda: None, in_order=True), Work()
     handle.start(lambda: ([work], RECEIVED))
     assert handle.over
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
+from hvd_dyncomp.commands import ranks
 from hvd_dyncomp.commands.probe import findings, turns
 from hvd_dyncomp.commands.probe.methods import ALONE, POWERSGD_START, Stepper
 from hvd_dyncomp.commands.probe.tensors import MODELS, Shape, count, evenly, noise, shapes_of
 from hvd_dyncomp.levels import levels_argument
-from hvd_dyncomp.transport import ranks
 from hvd_dyncomp.transport.base import gather_json
 from hvd_dyncomp.transport.launched import processes
 

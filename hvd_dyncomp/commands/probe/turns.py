@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hvd_dyncomp.commands import ranks
 from hvd_dyncomp.commands.probe.methods import Stepper
-from hvd_dyncomp.transport import ranks
 from hvd_dyncomp.transport.base import gather_json
 
 Counter = Callable[[], int]

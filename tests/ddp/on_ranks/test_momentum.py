@@ -27,7 +27,7 @@ def test_momentum_at_few_bits_is_warned_of_once(momentum, bits, said, rank, capl
         other.step()
         model(seed).backward()
         optimizer.step()
-    records = [record.getMessage() for record in caplog.records if record.name == "hvd_dyncomp.sessions.advice"]
+    records = [record.getMessage() for record in caplog.records if record.name == "hvd_dyncomp.sessions.session"]
     assert [said in record for record in records] == [True] * (rank == 0 and bool(said)), records
 
 
@@ -130,7 +130,7 @@ def test_a_rank_that_joins_is_no_disagreement(bits, batches, rank):
                 model(seed).backward()
                 optimizer.step()
     assert same_on_all_ranks(list(model.module.values))
-    quantizer._levels.steps += rank
+    quantizer._steps += rank
     with pytest.raises(LockstepError, match="rank 0 has step"), model.join():
         for seed in range(batches + 3 * (rank == 1)):
             optimizer.zero_grad()
