@@ -19,12 +19,12 @@ import torch
 from hvd_dyncomp.checks import shown
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.exchange.memory import overlapping
-from hvd_dyncomp.exchange.source import Source, checked_names
+from hvd_dyncomp.exchange.source import Source
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.sessions.agreement import AVERAGER, description, on_all_ranks
-from hvd_dyncomp.sessions.options import Options
+from hvd_dyncomp.sessions.options import Options, checked_names
 from hvd_dyncomp.sessions.session import Session
 from hvd_dyncomp.transport import given_or_initialized
 from hvd_dyncomp.transport.base import Transport

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 
-from hvd_dyncomp.checks import shown
 from hvd_dyncomp.transport.base import Transport
 
 
@@ -48,28 +46,3 @@ class Source(ABC):
     def parameters(self) -> list[tuple[str, torch.Tensor]]:
         """(name, parameter) of all that is reduced, now or once it is no longer frozen, as the optimizer has them."""
         return self.trained()
-
-
-def checked_names(named_parameters: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
-    """The pairs of an argument `named_parameters`, checked.
-
-    Raises:
-        ValueError: the argument is not made of pairs, is empty, or has a name twice.
-    """
-    try:
-        pairs = [(name, parameter) for name, parameter in named_parameters]
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"named_parameters must be (name, parameter) pairs, got {shown(named_parameters)}") from error
-    for name, parameter in pairs:
-        if not isinstance(name, str) or not isinstance(parameter, torch.Tensor):
-            pair, all_of_it = shown((name, parameter)), shown(named_parameters)
-            raise ValueError(f"named_parameters must be (name, parameter) pairs, got {pair} in {all_of_it}")
-    if not pairs:
-        raise ValueError(
-            f"named_parameters must name parameters, got {shown(named_parameters)}, which is empty "
-            "(a generator can be read only once)"
-        )
-    twice = sorted(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
-    if twice:
-        raise ValueError(f"named_parameters must have unique names, got {twice} more than once")
-    return pairs

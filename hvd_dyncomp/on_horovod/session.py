@@ -16,7 +16,6 @@ from hvd_dyncomp.exchange import residual_state
 from hvd_dyncomp.exchange.buckets import Bucket
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.slots import Slot
-from hvd_dyncomp.exchange.source import checked_names
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.exchange.topology import Topology
 from hvd_dyncomp.levels import UNCOMPRESSED
@@ -24,6 +23,7 @@ from hvd_dyncomp.on_horovod import horovod_optimizer
 from hvd_dyncomp.on_horovod.gradients import OptimizerGradients
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.sessions.advice import ANOTHER_OPTIMIZER, CAPTURED, FORGOTTEN, GROUPS, IN_FLIGHT, INFERENCE
+from hvd_dyncomp.sessions.options import checked_names
 from hvd_dyncomp.sessions.session import Session
 from hvd_dyncomp.transport.base import Transport, gather_json, gathered_json, start_gather_json
 

@@ -1,11 +1,14 @@
-"""The options that `ddp.compress`, `fsdp.attach`, `Averager` and `DynamicQuantizer` have in common."""
+"""The arguments that `ddp.compress`, `fsdp.attach`, `Averager` and `DynamicQuantizer` have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Literal, TypedDict
 
 import torch
+
+from hvd_dyncomp.checks import shown
 
 
 class Options(TypedDict, total=False):
@@ -48,3 +51,28 @@ class Options(TypedDict, total=False):
     hierarchical: Literal[False] | None
     warmup_steps: int
     warmup_bits: float
+
+
+def checked_names(named_parameters: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
+    """The pairs of an argument `named_parameters`, checked.
+
+    Raises:
+        ValueError: the argument is not made of pairs, is empty, or has a name twice.
+    """
+    try:
+        pairs = [(name, parameter) for name, parameter in named_parameters]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"named_parameters must be (name, parameter) pairs, got {shown(named_parameters)}") from error
+    for name, parameter in pairs:
+        if not isinstance(name, str) or not isinstance(parameter, torch.Tensor):
+            pair, all_of_it = shown((name, parameter)), shown(named_parameters)
+            raise ValueError(f"named_parameters must be (name, parameter) pairs, got {pair} in {all_of_it}")
+    if not pairs:
+        raise ValueError(
+            f"named_parameters must name parameters, got {shown(named_parameters)}, which is empty "
+            "(a generator can be read only once)"
+        )
+    twice = sorted(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
+    if twice:
+        raise ValueError(f"named_parameters must have unique names, got {twice} more than once")
+    return pairs
