@@ -43,8 +43,8 @@ REPLICATE = (
     "DistributedDataParallel, or give replicate(module, mesh=) a mesh with the backend of "
     "hvd_dyncomp.fsdp.register_backend()"
 )
-FSDP1 = "; FSDP1 is not supported, use fully_shard (FSDP2) and hvd_dyncomp.fsdp.attach"
-FSDP2 = "; use hvd_dyncomp.fsdp.attach for models of fully_shard (FSDP2)"
+FSDP1 = "; FSDP1 is not supported: use fully_shard (FSDP2) and hvd_dyncomp.fsdp.register_backend (docs/fsdp.md)"
+FSDP2 = "; models of fully_shard (FSDP2) need hvd_dyncomp.fsdp.register_backend (docs/fsdp.md)"
 
 
 def check_kind(model: Any) -> None:

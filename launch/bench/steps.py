@@ -57,7 +57,7 @@ def on_hosts(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
     every = "2x2,2x4,4x2"
     parser.add_argument("--layouts", type=listed(layout), default=every, metavar="HxL,...", help=f"default {every}")
-    _add_steps(parser, _ON_HOSTS, "100mbit,1gbit,10gbit", 60)
+    _add_steps(parser, _ON_HOSTS, "100mbit,1gbit,10gbit", 40)
     parser.set_defaults(run=_run_layouts)
 
 
