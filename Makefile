@@ -7,7 +7,7 @@ PACKAGE_FILES := setup.cfg setup.py pyproject.toml $(shell find hvd_dyncomp -nam
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train train-ddp test soak mutants faults lint lock audit docs dist versions study bench figures gpu-pack gpu clean
+.PHONY: help setup train train-ddp test thorough test-all soak mutants faults lint lock audit docs dist versions study bench figures gpu-pack gpu clean
 
 help:
 	@sed -n 's/^## //p' $(firstword $(MAKEFILE_LIST))
@@ -48,6 +48,15 @@ ifeq ($(ARGS),)
 else
 	pytest $(ARGS)
 endif
+
+# Checks that are repeated on other ranks, that wait, or that test tools.
+THOROUGH := -m "thorough and not soak and not clusters and not release"
+thorough: setup
+	pytest -n 2 $(THOROUGH) $(ALONE:%=--ignore=%)
+	pytest $(THOROUGH) $(ALONE)
+
+## make test-all    make test, then checks on other ranks and of tools
+test-all: test thorough
 
 ## make soak        tests that take too long for every day: about an hour
 soak: setup
@@ -143,7 +152,7 @@ gpu-pack: setup dist
 	tools/gpu_pack.sh
 
 ## make gpu         on a machine with a GPU: everything that needs one
-# On such a machine, or with ARGS=--rehearse without one: everything that wants a GPU, in stages (ARGS="--stage 1").
+# On such a machine, or with ARGS=--rehearse without one: everything that wants a GPU, in stages (ARGS="--stage A").
 gpu:
 	tools/on_gpu.sh $(ARGS)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -154,7 +155,7 @@ def _levels(run: Result) -> str:
 def _caption(results: list[Result], command: str, thresholds: str | None) -> str:
     config = results[0].summary["config"]
     seeds = sorted({run.seed for run in results})
-    spread = "mean ± sample standard deviation over seeds" if len(seeds) > 1 else "seed"
+    spread = "mean ± standard error over seeds" if len(seeds) > 1 else "seed"
     climbed = f" Thresholds of the dynamic runs: {thresholds.replace(',', ', ')}." if thresholds else ""
     return (
         f"`{command}`: {config['model']} on {config['dataset']}, {config['epochs']} epochs, {config['world_size']} "
@@ -184,9 +185,11 @@ def _percent(part: float, whole: float) -> float:
 
 
 def _spread(runs: list[Result], number: Number, form: str) -> str:
-    """Mean and, from two runs on, sample standard deviation."""
+    """Mean and, from two runs on, its standard error."""
     values = [number(run) for run in runs]
     if not values:
         return DASH
     mean = format(statistics.fmean(values), form)
-    return f"{mean} ± {format(statistics.stdev(values), form.lstrip('+'))}" if len(values) > 1 else mean
+    if len(values) == 1:
+        return mean
+    return f"{mean} ± {format(statistics.stdev(values) / math.sqrt(len(values)), form.lstrip('+'))}"

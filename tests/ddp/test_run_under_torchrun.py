@@ -56,6 +56,7 @@ def test_a_program_is_compressed_as_it_is(tmp_path):
 
 
 @pytest.mark.timeout(2 * SECONDS)
+@pytest.mark.thorough
 @pytest.mark.parametrize("does", ["spawn", "copy", "fork"])
 def test_workers_copies_and_forks_are_as_without(does, tmp_path):
     status, output = trained(tmp_path, does)
@@ -91,7 +92,7 @@ def test_what_cannot_be_compressed_is_left_alone(does, why, tmp_path):
 
 
 @pytest.mark.timeout(3 * SECONDS)
-@pytest.mark.parametrize("steps", [40, 26])
+@pytest.mark.parametrize("steps", [40, pytest.param(26, marks=pytest.mark.thorough)])
 def test_a_comparison_has_a_row_for_each_level_and_stops_the_program(steps, tmp_path):
     options = ("--compare", "--steps", "25", "--levels", "32,4,2,0.25")
     status, output = trained(tmp_path, "nothing", steps, options=options)
@@ -107,6 +108,7 @@ def test_a_comparison_has_a_row_for_each_level_and_stops_the_program(steps, tmp_
     assert "below 2 bits were compared in time only" in said[-1] and not saved(output), output
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(2 * SECONDS)
 def test_a_program_that_ends_before_its_comparison_is_told_not_to_keep_anything(tmp_path):
     status, output = trained(tmp_path, "nothing", 12, options=("--compare", "--levels", "32,4", "--steps", "15"))

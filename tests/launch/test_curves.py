@@ -14,6 +14,8 @@ from bench import curves, workloads
 from bench.curves import of_all
 from common.launcher import run
 
+pytestmark = pytest.mark.thorough
+
 BENCH = str(Path(__file__).parents[2] / "launch" / "bench")
 CPU = torch.device("cpu")
 

@@ -7,9 +7,12 @@ import pytest
 
 from runs import HOSTS, RELEASE, assert_same_runs, metrics, train
 
-pytestmark = pytest.mark.promise(
-    "A restarted run equals the uninterrupted run bit for bit.", "A run may continue with workers on other hosts."
-)
+pytestmark = [
+    pytest.mark.promise(
+        "A restarted run equals the uninterrupted run bit for bit.", "A run may continue with workers on other hosts."
+    ),
+    pytest.mark.thorough,
+]
 
 
 @pytest.fixture

@@ -11,6 +11,8 @@ from bench import memory
 from common.launcher import run
 from netlab.hosts import why_not
 
+pytestmark = pytest.mark.thorough
+
 BENCH = str(Path(__file__).parents[2] / "launch" / "bench")
 VALUES = 2**22 + 1000
 needs_namespaces = pytest.mark.skipif(bool(why_not()), reason=why_not() or "namespaces can be made")

@@ -17,6 +17,8 @@ from netlab import link_rate, namespaces, shaping
 from netlab.__main__ import main
 from netlab.hosts import WITH_HOROVOD, hosts, why_not
 
+pytestmark = pytest.mark.thorough
+
 PROGRAM = str(Path(__file__).parents[2] / "launch" / "netlab")
 NEIGHBOURS = str(Path(__file__).with_name("neighbours.py"))
 MEGABYTES = 20

@@ -52,9 +52,9 @@ class Job(NamedTuple):
 # Two ranks exchange as a pair, and more of them shard by shard, however many they are. Four are for hosts: hosts.py has
 # them without any, too.
 JOBS = [
-    *(Job("mpirun", ranks, STEPS) for ranks in (2, 3)),
-    *(Job("mpirun", ranks, RUNS, UNFUSED) for ranks in (2, 3)),
-    *(Job("mpirun", ranks, LOOPS) for ranks in (2, 3)),
+    Job("mpirun", 2, STEPS),
+    Job("mpirun", 2, RUNS, UNFUSED),
+    Job("mpirun", 2, LOOPS),
     # What torch makes of the same program does not depend on how many ranks there are.
     Job("mpirun", 2, ["compiled", "defaults"], UNFUSED),
     # Other collectives, which end at other times: where the order of calls matters, so do they. (Hosts exchange in
@@ -62,18 +62,23 @@ JOBS = [
     Job("gloo", 2, ["contract", "optimizer_features", "refusals", "lockstep"]),
     # As on two hosts of two workers, but for what does not depend on how gradients travel.
     Job("mpirun", 4, STEPS, TWO_HOSTS),
-    Job("mpirun", 4, ["resume", "defaults"], UNFUSED | TWO_HOSTS),
-    Job("mpirun", 4, ["ranks_in_any_order", "less_momentum"], TWO_HOSTS),
     # These say themselves on which hosts their ranks are.
     Job("mpirun", 4, ["hosts"]),
 ]
-# MPI's ranks have them every day.
-SELDOM = [Job("gloo", 3, ["ranks_in_any_order"])]
+# The same on other ranks.
+REPEATED = [
+    Job("mpirun", 3, STEPS),
+    Job("mpirun", 3, RUNS, UNFUSED),
+    Job("mpirun", 3, LOOPS),
+    Job("mpirun", 4, ["resume", "defaults"], UNFUSED | TWO_HOSTS),
+    Job("mpirun", 4, ["ranks_in_any_order", "less_momentum"], TWO_HOSTS),
+    Job("gloo", 3, ["ranks_in_any_order"]),
+]
 SECONDS = 1200  # a check that hangs ends its job much sooner
 
 
 @pytest.mark.timeout(SECONDS + 60)
-@pytest.mark.parametrize("job", [*JOBS, *(pytest.param(job, marks=pytest.mark.soak) for job in SELDOM)], ids=str)
+@pytest.mark.parametrize("job", [*JOBS, *(pytest.param(job, marks=pytest.mark.thorough) for job in REPEATED)], ids=str)
 def test_checks_hold_on_every_rank(job):
     made_sets = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}  # so that a check may make process sets
     run_bodies(job.bodies, job.launcher, job.ranks, seconds=SECONDS, **job.environment, **made_sets)

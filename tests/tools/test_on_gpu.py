@@ -21,6 +21,8 @@ import gpu_checks  # noqa: E402
 import on_gpu  # noqa: E402
 from gpu_checks import Check, Checks  # noqa: E402
 
+pytestmark = pytest.mark.thorough
+
 SAY = (sys.executable, "-c")
 
 
