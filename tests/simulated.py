@@ -26,9 +26,16 @@ PLACES = {
 }
 
 
+_SELDOM = {"3x2", "2x3 dealt", "2+1"}  # where they are not the only place
+
+
 def places(*names: str) -> pytest.MarkDecorator:
     """Runs a test with these values of its arguments `ranks` and `hosts`."""
-    return pytest.mark.parametrize(("ranks", "hosts"), [PLACES[name] for name in names], ids=names)
+    values = [
+        pytest.param(*PLACES[name], id=name, marks=[pytest.mark.thorough] if name in _SELDOM - {names[0]} else [])
+        for name in names
+    ]
+    return pytest.mark.parametrize(("ranks", "hosts"), values)
 
 
 WORLDS = places("2", "3", "2x2", "3x2", "2x3 dealt", "2+1")

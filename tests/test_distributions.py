@@ -39,6 +39,7 @@ def test_one_wheel_serves_all_pythons() -> None:
     assert DISTRIBUTION.metadata["Requires-Python"] == ">=3.11"
 
 
+@pytest.mark.thorough
 def test_the_source_distribution_holds_what_a_build_needs(tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     for folder in ("hvd_dyncomp", "tests"):

@@ -6,16 +6,14 @@ import ctypes
 import os
 import socket
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from common.errors import RunError
 from hvd_dyncomp.commands import ranks
 from hvd_dyncomp.transport.base import gather_json
 
-Batch = tuple[Tensor, Tensor]
 _NO_GPU = "torch sees no GPU"
 _SHARES_GPUS = 23000  # 2.30.0, as NCCL writes versions
 
@@ -132,18 +130,6 @@ def _nccl_version() -> int:
     found = ctypes.c_int()
     library.ncclGetVersion(ctypes.byref(found))
     return found.value
-
-
-def finish(device: torch.device) -> None:
-    """Blocks until a device has done all that is queued; a CPU has."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def moved(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
-    """Batches on a device; on the CPU they are left as they are."""
-    for images, labels in batches:
-        yield images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
 
 
 def _decide(wish: str, obstacle: str) -> str:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import IO
 
 # Read once, here: asking means setting it, for all threads.
 _UMASK = os.umask(0o077)
@@ -14,27 +12,16 @@ os.umask(_UMASK)
 _USUAL = 0o666 & ~_UMASK
 
 
-def replace(path: Path, write: Callable[[IO[bytes]], object], *, mode: int = _USUAL) -> None:
-    """Write a file by way of a temporary one beside it: whoever finds ``path`` finds all of it.
-
-    Args:
-        path: what is there already is replaced.
-        write: writes the contents.
-        mode: of the finished file; until then only its owner may read it.
-    """
+def replace_text(path: Path, text: str) -> None:
+    """Write a file by way of a temporary one beside it: whoever finds ``path`` finds all of it."""
     # tempfile makes a new file, so that nothing is written through a link that somebody else has put there.
     with NamedTemporaryFile(dir=path.parent, prefix=f"{path.stem}.", suffix=".tmp", delete=False) as file:
         try:
-            write(file)
+            file.write(text.encode())
             file.flush()
-            os.fchmod(file.fileno(), mode)
+            os.fchmod(file.fileno(), _USUAL)
             os.fsync(file.fileno())
             os.replace(file.name, path)
         except BaseException:
             os.unlink(file.name)
             raise
-
-
-def replace_text(path: Path, text: str) -> None:
-    """`replace` for a text."""
-    replace(path, lambda file: file.write(text.encode()))

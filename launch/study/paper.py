@@ -14,7 +14,7 @@ from common.errors import RunError
 from common.values import accuracies, count, natural
 from study import paper_table
 from study.paper_table import RESULTS, TABLE
-from study.scenarios import SCENARIOS, Result, Study, measured_thresholds, shared_flags
+from study.scenarios import SCENARIOS, Result, Study, shared_flags
 from train.data import DATASETS, best_present
 
 
@@ -30,10 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--thresholds",
         type=two_thresholds,
-        default="auto",
+        default="0.85,0.90",
         metavar="A,A",
-        help="validation accuracies at which dynamic runs climb; auto: what the uncompressed run of the first seed "
-        "passes at 15 and at 40 %% of its epochs",
+        help="validation accuracies at which dynamic runs climb (default %(default)s)",
     )
     add = parser.add_argument_group("where it goes").add_argument
     add("--runs-dir", default="runs/study", metavar="DIR", help="logs, metrics and checkpoints of the runs")
@@ -42,33 +41,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def two_thresholds(text: str) -> str:
-    """ "auto", or two ascending accuracies separated by a comma; returned as typed."""
-    if text != "auto" and len(accuracies(text)) != 2:
+    """Two ascending accuracies separated by a comma; returned as typed."""
+    if len(accuracies(text)) != 2:
         raise argparse.ArgumentTypeError(f"{text!r}: three levels need two thresholds")
     return text
 
 
-def collect(args: argparse.Namespace, study: Study) -> tuple[list[Result], str | None]:
-    """The results of all runs, trained where they are not there yet, and the thresholds of the dynamic ones."""
-    thresholds = None if args.thresholds == "auto" else args.thresholds
+def collect(args: argparse.Namespace, study: Study) -> list[Result]:
+    """The results of all runs, trained where they are not there yet."""
     results = []
     for seed in args.seeds:
         for scenario in SCENARIOS:
-            if scenario.climbs and thresholds is None and args.tables_only:
-                print(f"{scenario.title}, seed {seed}: no thresholds without an uncompressed run; left out", flush=True)
-                continue
-            result = study.result(scenario, seed, thresholds)
+            result = study.result(scenario, seed, args.thresholds)
             if result is None and args.tables_only:
                 print(f"{scenario.title}, seed {seed}: not finished; left out", flush=True)
                 continue
             if result is None:
-                result = study.train(scenario, seed, thresholds, lambda text: print(text, flush=True))
-            if scenario.name == "none" and thresholds is None:
-                thresholds = measured_thresholds(result)
-                print(f"thresholds {thresholds}: passed at 15 and 40 % of the epochs of seed {seed}", flush=True)
+                result = study.train(scenario, seed, args.thresholds, lambda text: print(text, flush=True))
             results.append(result)
             print(paper_table.sentence(result), flush=True)
-    return results, thresholds
+    return results
 
 
 def run(args: argparse.Namespace) -> None:
@@ -82,9 +74,9 @@ def run(args: argparse.Namespace) -> None:
     if args.dataset == "auto":
         args.dataset = best_present(Path(args.data_dir))
     study = Study(Path(args.runs_dir), shared_flags(args))
-    results, thresholds = collect(args, study)
+    results = collect(args, study)
     if not results:
         raise RunError(f"no finished run in {args.runs_dir}")
     output = args.output_dir or DOCS
-    paper_table.write(output, results, command=args.command, thresholds=thresholds)
+    paper_table.write(output, results, command=args.command, thresholds=args.thresholds)
     print(f"wrote {output / TABLE} and {output / RESULTS}", flush=True)

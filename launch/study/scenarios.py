@@ -77,21 +77,13 @@ class Study:
     def folder(self, scenario: Scenario, seed: int) -> Path:
         return self.runs_dir / f"{scenario.name}-seed{seed}"
 
-    def arguments(self, scenario: Scenario, seed: int, thresholds: str | None) -> list[str]:
-        """train_resnet.py's command line for one run.
-
-        Raises:
-            RunError: the scenario climbs and there are no thresholds.
-        """
-        climb: tuple[str, ...] = ()
-        if scenario.climbs:
-            if thresholds is None:
-                raise RunError("--thresholds auto: there is no finished uncompressed run to take them from")
-            climb = ("--thresholds", thresholds)
+    def arguments(self, scenario: Scenario, seed: int, thresholds: str) -> list[str]:
+        """train_resnet.py's command line for one run."""
+        climb = ("--thresholds", thresholds) if scenario.climbs else ()
         place = ("--output-dir", str(self.folder(scenario, seed)))
         return [*self.flags, *scenario.flags, *climb, "--seed", str(seed), *place]
 
-    def result(self, scenario: Scenario, seed: int, thresholds: str | None) -> Result | None:
+    def result(self, scenario: Scenario, seed: int, thresholds: str) -> Result | None:
         """The finished run of these arguments; None where there is none yet.
 
         Raises:
@@ -107,7 +99,7 @@ class Study:
             raise RunError(f"{folder} holds a run with other arguments: {differing}; name another --runs-dir")
         return Result(scenario, seed, summary, read_lines(folder))
 
-    def train(self, scenario: Scenario, seed: int, thresholds: str | None, say: Callable[[str], None]) -> Result:
+    def train(self, scenario: Scenario, seed: int, thresholds: str, say: Callable[[str], None]) -> Result:
         """Train one run, from its last checkpoint if it has one.
 
         Raises:
@@ -125,31 +117,6 @@ class Study:
         if ended.returncode or result is None:
             raise RunError(f"{scenario.title}, seed {seed}: ended with status {ended.returncode}; see {log}")
         return result
-
-
-def passed_at(epochs: list[dict[str, Any]], share: float) -> float:
-    """The best validation accuracy that a run has reached after ``share`` of its epochs, between epochs linearly.
-
-    Args:
-        epochs: lines of metrics.jsonl.
-        share: in (0, 1].
-    """
-    best, reached = [0.0], 0.0
-    for line in epochs:
-        reached = max(reached, line["val_accuracy"])
-        best.append(reached)
-    position = share * len(epochs)
-    below = min(int(position), len(epochs) - 1)
-    return best[below] + (best[below + 1] - best[below]) * (position - below)
-
-
-def measured_thresholds(uncompressed: Result) -> str:
-    """Thresholds for two steps: what an uncompressed run passes at 15 % and at 40 % of its epochs.
-
-    Early in training neither is out of reach at few bits, and the low levels get the epochs in which they suffice.
-    """
-    first, second = (round(passed_at(uncompressed.epochs, share), 3) for share in (0.15, 0.40))
-    return f"{first},{max(second, first + 0.001):.3f}"
 
 
 def shared_flags(args: argparse.Namespace) -> tuple[str, ...]:

@@ -72,6 +72,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.thorough
 def test_the_lines_for_ddp_and_checkpoints(tmp_path: Path) -> None:
     """All of the two pages that is no whole program, in one script."""
     lines = [each for page in ("training.md", "checkpoints.md") for each in fences(page)]
@@ -105,6 +106,7 @@ def accuracy(learned: str) -> float:
 
 
 # A rank that trains alone, on its half of the rows, comes to 0.74.
+@pytest.mark.thorough
 @pytest.mark.timeout(2 * SECONDS)
 def test_a_plain_loop() -> None:
     learned, share, checksums = trained("loop_plain.py", "model", "8")
@@ -113,6 +115,7 @@ def test_a_plain_loop() -> None:
     assert 8 / 32 <= share <= 1.1 * 8 / 32
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(2 * SECONDS)
 def test_local_steps() -> None:
     learned, share, checksums = trained("loop_local_steps.py", "shared,model")
@@ -121,6 +124,7 @@ def test_local_steps() -> None:
     assert 4 / 32 / 8 <= share <= 1.1 * 4 / 32 / 8
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(2 * SECONDS)
 def test_a_gan() -> None:
     """Real values are about -1 on one rank and about 1 on the other: a generator alone would make its rank's."""

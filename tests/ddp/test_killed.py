@@ -23,7 +23,7 @@ def end_of(ranks: int, program: str, *arguments: str) -> str:
 
 
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize(("ranks", "workers"), [(2, True), (3, False)])
+@pytest.mark.parametrize(("ranks", "workers"), [(2, True), pytest.param(3, False, marks=pytest.mark.thorough)])
 def test_a_killed_rank_ends_the_job(ranks, workers, tmp_path):
     said = end_of(ranks, "ddp/dies.py", "killed", *([str(tmp_path)] if workers else []))
     assert "Signal 9 (SIGKILL)" in said
@@ -31,13 +31,14 @@ def test_a_killed_rank_ends_the_job(ranks, workers, tmp_path):
 
 
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("workers", [True, False])
+@pytest.mark.parametrize("workers", [True, pytest.param(False, marks=pytest.mark.thorough)])
 def test_a_rank_with_an_error_ends_the_job_and_says_why(workers, tmp_path):
     """Within a step, in a hook, with data on its way."""
     said = end_of(2, "ddp/dies.py", "fails", *([str(tmp_path)] if workers else []))
     assert "MemoryError: no room" in said
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(150)
 @pytest.mark.promise("When a rank is killed or fails, its launcher ends the job within 30 s.")
 def test_a_killed_rank_of_a_sharded_model_ends_the_job():

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 from torchrun import run_program
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -29,6 +30,7 @@ def test_the_program_of_the_quickstart(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.thorough
 def test_error_feedback_on_one_value(tmp_path: Path) -> None:
     page, said = printed("how_it_works.md", tmp_path)
     steps = re.findall(r"^step (\d): sent ([\d.]+), residual ([+-][\d.]+)$", said, re.MULTILINE)
@@ -39,6 +41,7 @@ def test_error_feedback_on_one_value(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.thorough
 def test_a_loop_that_moves_the_level_by_validation_accuracy(tmp_path: Path) -> None:
     page, said = printed("dynamic_levels.md", tmp_path, "StepFunction")
     line = r"^epoch (\d): accuracy (0\.\d+), (\d+) bits, (0\.\d+) of float32's bytes; (.*)$"
@@ -54,6 +57,7 @@ def test_a_loop_that_moves_the_level_by_validation_accuracy(tmp_path: Path) -> N
     assert float(epochs[0][3]) < 0.2 and float(epochs[-1][1]) > 0.85
 
 
+@pytest.mark.thorough
 def test_a_loop_that_follows_the_link() -> None:
     done = run_program(2, DOCS / "examples" / "ddp_link_aware.py")
     assert done.returncode == 0, done.stdout

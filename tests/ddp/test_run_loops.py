@@ -39,6 +39,7 @@ def output_of(folder: Path, *loops: str) -> str:
     return done.stdout
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(SECONDS + 30)
 def test_every_model_is_compressed_after_its_first_step_and_no_rank_waits_alone(tmp_path):
     output = output_of(tmp_path, *LOOPS, *OTHERS)
@@ -47,6 +48,7 @@ def test_every_model_is_compressed_after_its_first_step_and_no_rank_waits_alone(
     assert "left as it is" not in output
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(SECONDS + 30)
 def test_a_model_that_a_rank_has_no_batch_for_is_left_as_it_is(tmp_path):
     output = output_of(tmp_path, "has_no_batch")

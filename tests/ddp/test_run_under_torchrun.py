@@ -71,6 +71,7 @@ ENDS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(2 * SECONDS)
 @pytest.mark.parametrize("does", ENDS)
 def test_it_ends_as_without_and_says_what_was_saved(does, tmp_path):
@@ -79,6 +80,7 @@ def test_it_ends_as_without_and_says_what_was_saved(does, tmp_path):
     assert [steps for steps, *_ in saved(output)] == ["4"], output
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(3 * SECONDS)
 @pytest.mark.parametrize(
     ("does", "why"), [("hook", "given it a communication hook"), ("fully-shard", "fsdp.register_backend")]

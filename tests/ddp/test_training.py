@@ -65,6 +65,7 @@ def test_no_warning_is_about_the_model(tmp_path):
     assert done.returncode == 0 and "Warning" not in done.stdout, done.stdout
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(SECONDS)
 def test_torchs_own_compression_and_a_flag_that_is_wrong(tmp_path):
     assert (done := train(tmp_path / "run", "--compression", "fp16")).returncode == 0, done.stdout

@@ -118,6 +118,7 @@ def test_any_program_on_hosts_of_several_workers(ranks, hosts, data):
     any_program(ranks, hosts, data)
 
 
+@pytest.mark.thorough
 @places("3x2")
 @settings(max_examples=25, **ANY)
 @given(data=st.data())

@@ -15,7 +15,9 @@ SECONDS = 300
 
 
 @pytest.mark.timeout(SECONDS + 60)
-@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize(
+    "job", ["2x2", *(pytest.param(job, marks=pytest.mark.thorough) for job in JOBS if job != "2x2")]
+)
 def test_checks_hold_on_every_rank(job):
     ranks, files, environment = JOBS[job]
     run_bodies([BODIES / f"test_{body}.py" for body in files], ranks, SECONDS, **environment)

@@ -49,6 +49,7 @@ def said(ranks: int, *arguments: object) -> tuple[list[str], list[str]]:
     return [one for _, when, one in found if when == "from"], [one for _, when, one in found if when == "to"]
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(3 * SECONDS + 20)
 def test_the_recipe_for_checkpoints(tmp_path):
     """At 1 bit, where residuals matter: a new job ends with the same bits. Other numbers of ranks begin from there."""

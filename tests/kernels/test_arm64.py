@@ -90,6 +90,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 CASES = list(product(["ordinary", "ties", "special", "broken"], ["none", "small", "at its bound", "beyond"], SHAPES))
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("arm64")
 @each_level
 def test_every_operation_has_the_references_bits(bits):
@@ -122,6 +123,7 @@ def test_every_operation_has_the_references_bits(bits):
         assert residual is None or same_bits(residual, expected_residual), case
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("arm64")
 def test_the_golden_bytes():
     """Those of tests/exchange/test_codec.py."""

@@ -28,6 +28,7 @@ def compiler_complaint(directory: Path) -> str:
     return "" if done.returncode == 0 else f"c++ cannot build with the sanitizers: {done.stderr.strip()[-200:]}"
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(900)  # a busy machine takes minutes to compile
 def test_under_the_sanitizers(tmp_path):
     if complaint := compiler_complaint(tmp_path):

@@ -193,6 +193,7 @@ SOME = [("0.125,1,4", "90"), ("0.5,2,7", "80")]
 INEXACT = re.compile(r"^.*(?:\bfma\.|\bmad\.f|\.ftz|\.approx|div\.full|\.tf32).*$", re.MULTILINE)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("levels, capabilities", SOME)
 def test_compiled_arithmetic_is_exact(compiled, levels, capabilities):
     """And a block of the default size is one warp's own: registers suffice, and nothing waits."""
@@ -211,12 +212,14 @@ def test_compiled_arithmetic_is_exact(compiled, levels, capabilities):
             assert one["weight_bits"] in text.lower(), one  # and not what float32 can hold of it
 
 
+@pytest.mark.thorough
 def test_without_being_told_the_compiler_would_fuse(compiled):
     """So that the test above can fail."""
     found = compiled("0.5", "90", "--with-fusion")
     assert any("fma.rn" in one["ptx"] for one in found if one["kernel"] == "encode, residual")
 
 
+@pytest.mark.thorough
 def test_largest_blocks_fit_into_registers(compiled):
     for one in compiled("0.5", "90", "--block-size", str(operations.LARGEST_BLOCK)):
         assert not INEXACT.findall(one["ptx"]) and one["stack"] <= 16 and one["local"] == 0, one["kernel"]

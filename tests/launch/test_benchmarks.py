@@ -54,6 +54,7 @@ def test_every_contender_is_measured(folder):
     assert results["values"] == 784 * 16 + 16 + 16 * 10 + 10
 
 
+@pytest.mark.thorough
 def test_kernels(tmp_path):
     said = launched("kernels", "--values", "65536", "--rounds", "1", "--output-dir", str(tmp_path))
     found = json.loads((tmp_path / "kernels.json").read_text())
@@ -68,6 +69,7 @@ def without_horovod(tmp_path) -> dict[str, str]:
     return {"PYTHONPATH": str(tmp_path)}
 
 
+@pytest.mark.thorough
 def test_torchrun_does_without_horovod(without_horovod, tmp_path):
     """By default with all methods that can, and with DDP's in place of Horovod's."""
     place = ("--rates", "shm", "--output-dir", str(tmp_path))
@@ -96,6 +98,7 @@ def test_what_needs_horovod_is_refused_without_it(capsys):
     assert "'mpirun'" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 @needs_namespaces
 def test_over_links_torchruns_bytes_are_counted(without_horovod, tmp_path):
     place = ("--rates", "1gbit", "--output-dir", str(tmp_path))
@@ -107,6 +110,7 @@ def test_over_links_torchruns_bytes_are_counted(without_horovod, tmp_path):
     assert bits["alone"] < 0.1 and 32 < bits["ddp"] < 34 and 16 < bits["ddp-bf16"] < 18 and 4 < bits["4bit-ddp"] < 4.6
 
 
+@pytest.mark.thorough
 @needs_namespaces
 def test_over_links_bytes_are_counted_and_other_rates_kept(folder):
     place = ("--rates", "2gbit,1gbit", "--output-dir", str(folder))
@@ -201,6 +205,7 @@ def test_link_aware_is_compared_with_the_level_that_was_best_in_all_and_at_the_e
     ]
 
 
+@pytest.mark.thorough
 @needs_namespaces
 def test_a_link_that_changes_is_followed(tmp_path):
     chosen = ("--methods", "4bit-ddp", "--phases", "none:2,20mbit:2", "--steps", "3")

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from common.markdown import filled
 from study import __main__ as study
 from study import compared, declared, paper_table, record
 from study.declared import PARTS, QUICK
@@ -78,16 +77,6 @@ def test_committed_tables_are_what_the_committed_runs_give(tmp_path: Path) -> No
         re.findall("<!-- table (.+): written by make study -->", (DOCS / name).read_text()) for name in pages[:2]
     )
     assert sorted([*page, *tables]) == sorted(part.name for part in PARTS) and page and tables
-
-
-def test_only_what_is_between_the_marks_is_written() -> None:
-    part = Part("x", ("mlp",), ("uncompressed", "4"))
-    page = "before\n<!-- table x: written by make study -->\nold \\1\n<!-- end of table -->\nafter\n"
-    tables = compared.tables([part, Part("y", ("mlp",), ("uncompressed",))], made_up(part))
-    text = filled(page, tables, "make study")
-    assert text.startswith("before\n<!-- table x") and text.endswith("<!-- end of table -->\nafter\n")
-    assert "| 4 | 16.00 | +1.00 ± 0.00 | -1.00 | 2 |" in text and "old" not in text
-    assert filled(text, {"x": tables["x"]}, "make study") == text
 
 
 def table_of(part: Part, runs: dict) -> list[str]:

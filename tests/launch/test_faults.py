@@ -61,6 +61,7 @@ def test_a_killed_rank_ends_the_job_and_loses_nothing(point, rank, options, whol
     assert_goes_on(tmp_path / "run", whole, finished=2)
 
 
+@pytest.mark.thorough
 def test_a_rank_that_is_killed_before_the_first_checkpoint_is_whole(whole, tmp_path):
     killed_run(tmp_path / "run", 0, "while it writes a checkpoint", 1)
     assert_goes_on(tmp_path / "run", whole, finished=0)

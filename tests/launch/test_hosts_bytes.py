@@ -55,6 +55,7 @@ def of_host(ranks: list[dict], host: int) -> tuple[float, float]:
     return min(rank["sent"] for rank in workers), sum(rank["leaving"] for rank in workers)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("bits", LEVELS)
 def test_a_host_sends_what_the_level_says(measured, bits):
     """2(H-1)/H times the bits a value, and 0.2 for scales (0.125), headers and all that Horovod and TCP/IP add."""
@@ -64,6 +65,7 @@ def test_a_host_sends_what_the_level_says(measured, bits):
         assert factor * bits <= 8 * sent / VALUES <= 1.03 * factor * (bits + 0.2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("bits", LEVELS)
 def test_the_meters_of_a_host_equal_its_interface_within_3_percent(measured, bits):
     _, found = measured

@@ -4,6 +4,8 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 from common import launcher
 
 PROGRAM = """
@@ -15,6 +17,7 @@ assert ended.returncode == 0, ended.stdout
 """
 
 
+@pytest.mark.thorough
 def test_a_process_that_has_initialized_mpi_can_still_launch() -> None:
     """MPI leaves variables behind, unseen by os.environ, that make a launcher below it give up."""
     # In a process of its own: what it leaves behind would reach every program that a later test starts.

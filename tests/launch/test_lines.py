@@ -4,10 +4,13 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 from common.launcher import run
 from runs import PROGRAM, TIMEOUT
 
 
+@pytest.mark.thorough
 def test_what_is_wrong_is_one_piece(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     reader, writer = os.pipe2(os.O_DIRECT)  # keeps pieces apart

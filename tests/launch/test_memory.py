@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from bench import __main__ as program
-from bench import memory
 from common.launcher import run
 from netlab.hosts import why_not
 
@@ -25,10 +23,6 @@ def measured(folder: Path, *flags: str) -> dict:
     assert "| bytes a value |" in ended.stdout
     [path] = folder.iterdir()
     return json.loads(path.read_text())
-
-
-def bench(*flags: str) -> bool:
-    return program.run(program.parse(["memory", *flags]))
 
 
 def test_on_ranks_of_one_host(tmp_path):
@@ -60,19 +54,3 @@ def test_on_hosts_of_several_workers(tmp_path):
     layouts = measured(tmp_path, "--layouts", "2x2", "--methods", "4bit")["layouts"]
     assert (layouts["2x2"]["hosts"], layouts["2x2"]["workers_per_host"]) == (2, 2)
     assert [rank["host"] > 4 * VALUES for rank in layouts["2x2"]["contenders"]["4bit"]] == [True] * 4
-
-
-@pytest.fixture
-def started(monkeypatch):
-    """Command lines and environments of what would have been started; each worker has measured something."""
-    seen = []
-
-    def measure(command, environment):
-        spec = json.loads(command[-1])
-        seen.append((command, spec, environment))
-        kinds = ("host", "gpu") if spec["device"] == "cuda" else ("host",)
-        found = [{kind: (2 + rank) * spec["values"] for kind in kinds} for rank in range(2)]
-        Path(spec["file"]).write_text(json.dumps(found))
-
-    monkeypatch.setattr(memory, "start", measure)
-    return seen

@@ -9,7 +9,7 @@ import pytest
 from common.errors import RunError
 from study import __main__ as program
 from study import paper, paper_table
-from study.scenarios import SCENARIOS, Result, Scenario, Study, measured_thresholds, passed_at
+from study.scenarios import SCENARIOS, Result, Scenario, Study
 from train import options
 from train.metrics import METRICS, SUMMARY, summary_of
 
@@ -84,14 +84,4 @@ def test_runs_of_other_arguments_are_not_taken(runs: Study) -> None:
     pretend(runs, SCENARIOS[0], 0)
     longer = Study(runs.runs_dir, (*runs.flags, "--epochs", "7"))
     with pytest.raises(RunError, match=r"epochs 6 \(now 7\)"):
-        longer.result(SCENARIOS[0], 0, None)
-
-
-def test_thresholds_are_what_an_uncompressed_run_passes() -> None:
-    epochs = [{"val_accuracy": accuracy} for accuracy in (0.5, 0.7, 0.6, 0.8, 0.9, 0.9, 0.92, 0.93, 0.94, 0.95)]
-    assert passed_at(epochs, 0.1) == 0.5
-    assert passed_at(epochs, 0.15) == pytest.approx(0.6)
-    # A worse epoch does not take back what was reached.
-    assert passed_at(epochs, 0.3) == 0.7
-    assert passed_at(epochs, 1.0) == 0.95
-    assert measured_thresholds(Result(SCENARIOS[0], 0, {}, epochs)) == "0.6,0.800"
+        longer.result(SCENARIOS[0], 0, THRESHOLDS)

@@ -30,6 +30,7 @@ def test_under_torchrun(tmp_path):
     assert said.count("hvd_dyncomp, 0.25 bit") == 1  # on rank 0 only
 
 
+@pytest.mark.thorough
 def test_under_horovodrun(tmp_path):
     program = ["-P", "-m", "hvd_dyncomp", "probe", *SHORT, "--backward-ms", "20"]
     said, found = probed(horovodrun(2, program), tmp_path / "found.json")
@@ -60,6 +61,7 @@ def test_a_gpu_that_is_not_there():
     assert "hvd_dyncomp probe: error: --device cuda: rank 0 has no GPU of its own" in ended.stdout
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "namespaces can be made")
 def test_over_a_link(tmp_path):
     """What hosts send is counted; four bits are sent faster than 16 where the link is what all wait for."""

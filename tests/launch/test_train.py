@@ -73,6 +73,7 @@ def test_a_policy_that_watches_gradients_resumes_within_its_warm_up(tmp_path: Pa
     assert metrics(tmp_path / "broken") == lines
 
 
+@pytest.mark.thorough
 def test_few_bits_leave_the_momentum_of_large_tensors_out_without_a_flag(whole: Path, tmp_path: Path) -> None:
     train(*DIGITS, "--epochs", "1", "--bits", "1/4", "--output-dir", str(tmp_path / "run"))
     for folder, bits in ((tmp_path / "run", 0.25), (whole, 4)):
@@ -83,6 +84,7 @@ def test_few_bits_leave_the_momentum_of_large_tensors_out_without_a_flag(whole: 
             assert buffer.any() == (bits == 4 or buffer.numel() < 1024)
 
 
+@pytest.mark.thorough
 def test_horovods_own_compression_over_gloo(tmp_path: Path) -> None:
     flags = ("--epochs", "2", "--compression", "fp16", "--output-dir", str(tmp_path / "run"))
     assert_reads_well(train_as_documented(*DIGITS, *flags, options=("--gloo",)), epochs=2)
@@ -161,6 +163,7 @@ def test_code_in_a_checkpoint_does_not_run(tmp_path: Path, capsys: pytest.Captur
     assert "run by a checkpoint" not in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("launcher", ["mpirun", "horovodrun over Gloo"])
 def test_what_is_wrong_is_said_by_one_rank(launcher: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()

@@ -138,6 +138,7 @@ def in_child(folder: Path, tests: list[str], limit: int) -> None:
     import pytest
 
     options = ["-q", "-x", "--tb=no", "--color=no", "-p", "no:cacheprovider", "-p", "no_shrinking"]
+    options += ["-m", "not soak and not clusters and not release"]  # those of make test-all, too
     status = pytest.main(
         [*options, f"--timeout={limit}", *[str(TESTS / test) for test in tests]], plugins=[Failed(folder / "failed")]
     )

@@ -51,5 +51,6 @@ def test_training_goes_on_through_changes_of_size(course, tmp_path):
     assert f"ELASTIC {trace}" in done.stdout, done.stdout
 
 
+@pytest.mark.thorough
 def test_requests_while_horovod_ends_do_not_hang():
     run_body("horovod_ends", "gloo", 2, seconds=60)

@@ -4,6 +4,7 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
 from launchers import LAUNCHERS, run_limited
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -23,6 +24,7 @@ def test_the_whole_program(tmp_path):
     assert int(epochs[-1][2]) < 0.2 * int(epochs[-1][3])
 
 
+@pytest.mark.thorough
 def test_the_example_of_the_averager(tmp_path):
     page = (DOCS / "averager.md").read_text(encoding="utf-8")
     examples = re.findall(r"^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)

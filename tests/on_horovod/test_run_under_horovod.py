@@ -27,6 +27,7 @@ def test_an_optimizer_is_compressed():
     assert (steps, level) == ("30", "32, 8") and float(less) > 65  # the first step is Horovod's
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(150)
 def test_one_with_a_compression_of_its_own_is_left_alone():
     status, output = trained("PROGRAM", "own")
@@ -34,6 +35,7 @@ def test_one_with_a_compression_of_its_own_is_left_alone():
     assert not re.findall(SAVED, output) and output.count("the program has passed compression=") == 1, output
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(150)
 def test_a_comparison_stops():
     status, output = trained("--compare", "--steps", "20", "--levels", "32,4", "PROGRAM")

@@ -8,6 +8,7 @@ pytestmark = pytest.mark.promise(
 )
 
 
+@pytest.mark.thorough
 def test_the_warning_names_exchange_and_bucket():
     # Without the cache of negotiated names: what is in it is only looked at after a minute.
     run_body("stall", "mpirun", 3, HOROVOD_STALL_CHECK_TIME_SECONDS="2", HOROVOD_CACHE_CAPACITY="0")
