@@ -33,7 +33,7 @@ from hvd_dyncomp.commands import ranks
 from hvd_dyncomp.diagnostics import relative_errors
 from train import checkpoint, data, options
 from train.job import Job
-from train.metrics import GradientNorm, Log, Score, bytes_of_epoch, errors_over_ranks, without_nan
+from train.metrics import Log, Score, bytes_of_epoch, errors_over_ranks, without_nan
 from train.models import build_model
 from train.profiling import profile_of_steps
 
@@ -62,7 +62,7 @@ def main() -> None:
 
     # Model, optimizer, controller and quantizer.
     model = build_model(args.model, in_channels=images.channels, num_classes=images.classes, seed=args.seed).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=args.momentum, weight_decay=args.weight_decay)
+    optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9, weight_decay=1e-4)
     policy = options.make_policy(args)
     controller = None if policy is None else Controller(policy)
     forward, optimizer, quantizer = (with_ddp if job.ddp else with_horovod)(args, model, optimizer, controller)
@@ -72,7 +72,6 @@ def main() -> None:
         log.say(f"resumed after {len(log.lines)} of {args.epochs} epochs")
 
     batches = images.training_batches(args, job)
-    gradient_norm = GradientNorm(model) if args.policy == "critical" else None
     hosts = len(set(job.gather(platform.node())))
     log.say(
         f"{args.dataset}: {images.sizes}; {args.model}, {sum(one.numel() for one in model.parameters())} parameters; "
@@ -103,12 +102,8 @@ def main() -> None:
                 with record_function("synchronize"):
                     optimizer.synchronize()
             exchange += time.perf_counter() - waiting
-            if gradient_norm is not None:
-                gradient_norm.add()
-            if quantizer is not None and job.size > 1 and (step + 1) % len(batches) == 0:  # before they are clipped
+            if quantizer is not None and job.size > 1 and (step + 1) % len(batches) == 0:
                 errors = relative_errors(quantizer, {name: value.grad for name, value in model.named_parameters()})
-            if args.clip_norm is not None:
-                nn.utils.clip_grad_norm_(model.parameters(), args.clip_norm)
             with record_function("update"), nullcontext() if job.ddp else optimizer.skip_synchronize():
                 optimizer.step()
             score.add(logits.detach().cpu(), labels, loss.item())
@@ -122,8 +117,6 @@ def main() -> None:
             scores |= evaluate(model, images.evaluation_batches(part, job), device).over_ranks(job, name)
         # The test set is for people: the controller never sees it.
         metrics = {name: scores[name] for name in ("train_loss", "val_loss", "val_accuracy")}
-        if gradient_norm is not None:
-            metrics["gradient_norm"] = gradient_norm.take()
         if job.ddp and quantizer is not None:
             exchange = quantizer.meter.epoch(epoch).waited_seconds
         line: dict[str, Any] = {"epoch": epoch, "level": level, "next_level": level, "reason": "constant"}
@@ -157,7 +150,7 @@ def with_horovod(
 
     quantizer: Any = None
     if controller is not None:
-        optimizer, quantizer = less_momentum(optimizer), DynamicQuantizer(controller, **of_quantizer(args))
+        optimizer, quantizer = less_momentum(optimizer), DynamicQuantizer(controller)
     own = hvd.Compression.fp16 if args.compression == "fp16" else hvd.Compression.none
     optimizer = hvd.DistributedOptimizer(
         optimizer, named_parameters=model.named_parameters(), compression=quantizer or own
@@ -181,32 +174,19 @@ def with_ddp(
     group = torch.distributed.new_group(backend="gloo") if nccl_refuses(next(model.parameters()).device) else None
     forward = DistributedDataParallel(model, process_group=group, bucket_cap_mb=8, broadcast_buffers=False)
     if controller is not None:
-        quantizer = ddp.compress(forward, controller, **of_quantizer(args))
+        quantizer = ddp.compress(forward, controller)
         return forward, less_momentum(optimizer), quantizer
     if args.compression == "fp16":
         forward.register_comm_hook(group, fp16_compress_hook)
     return forward, optimizer, None
 
 
-def of_quantizer(args: argparse.Namespace) -> dict[str, Any]:
-    """A quantizer's arguments beside its controller."""
-    return {
-        "error_feedback": args.error_feedback,
-        "block_size": args.block_size,
-        "hierarchical": None if args.hierarchical == "auto" else False,
-        "warmup_steps": args.level_warmup_steps,
-        "warmup_bits": args.level_warmup_bits,
-    }
-
-
 def learning_rate(args: argparse.Namespace, step: int, steps_per_epoch: int, workers: int) -> float:
-    """Linear warm-up to the rate of all workers together (Goyal et al., 2017), then a cosine or steps of a tenth."""
-    peak, steps, warmup = args.lr * workers, steps_per_epoch * args.epochs, round(steps_per_epoch * args.warmup_epochs)
+    """An epoch's linear warm-up to the rate of all workers together (Goyal et al., 2017), then a cosine."""
+    peak, steps, warmup = args.lr * workers, steps_per_epoch * args.epochs, steps_per_epoch
     if step < warmup:
         return args.lr + (peak - args.lr) * step / warmup
-    if args.lr_schedule == "cosine":
-        return peak * (1 + math.cos(math.pi * (step - warmup) / max(steps - warmup, 1))) / 2
-    return peak * (1.0 if step < 0.5 * steps else 0.1 if step < 0.75 * steps else 0.01)
+    return peak * (1 + math.cos(math.pi * (step - warmup) / max(steps - warmup, 1))) / 2
 
 
 @torch.no_grad()

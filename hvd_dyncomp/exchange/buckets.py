@@ -58,8 +58,8 @@ class Bucket:
         self.arrangement: Arrangement = (hierarchical if by_host else flat)(self.blocks, rank, topology)
         section = self.section
         shard = section.shards[section.ranks.index(rank)] if section.sharded else Span(section.first, 0)
-        ranges = [slice(s.first * block_size, (s.first + s.blocks) * block_size) for s in (section.span, shard)]
-        self.residuals = Residuals(*ranges, device, enabled=error_feedback)
+        own, summed = (slice(s.first * block_size, (s.first + s.blocks) * block_size) for s in (section.span, shard))
+        self.residuals = Residuals(own, summed, device, enabled=error_feedback)
 
     @property
     def section(self) -> Section:

@@ -103,7 +103,7 @@ def time_limit(backends: Iterable[Any], *, says: bool) -> timedelta:
     Args:
         says: whether to log a warning then.
     """
-    options = [getattr(backend, "options", None) for backend in backends]
+    options: list[Any] = [getattr(backend, "options", None) for backend in backends]
     limits = [each._timeout for each in options if hasattr(each, "_timeout")]
     if not limits and says:
         logger.warning(

@@ -108,8 +108,10 @@ def counted(hosts: int, workers: int, values: int, bits: float) -> dict[str, Any
     }
 
 
-_HEAD = ("hosts x workers", "bits per value that a worker sends", "that leave a host", "messages a bucket and worker")
-_HEAD += ("ns of arithmetic per value", "bytes of state per value")
+_HEAD = (
+    *("hosts x workers", "bits per value that a worker sends", "that leave a host", "messages a bucket and worker"),
+    *("ns of arithmetic per value", "bytes of state per value"),
+)
 
 
 def report(results: Mapping[str, Any]) -> str:

@@ -67,7 +67,8 @@ class _Accumulating(Stepper):
     """A method of DDP whose step has several batches, and exchanges their sum once."""
 
     def step(self) -> Tensor:
-        with self._model.no_sync():
+        model: Any = self._model  # a DistributedDataParallel
+        with model.no_sync():
             for _ in range(BATCHES - 1):
                 self._loss(self._model).backward()
         return super().step()

@@ -69,15 +69,6 @@ def _real(holds: Callable[[float], bool], wrong: str) -> Callable[[str], float]:
 
 at_least_zero = _real(lambda value: value >= 0, "less than 0")
 positive = _real(lambda value: value > 0, "not greater than 0")
-fraction = _real(lambda value: 0 <= value < 1, "not in [0, 1)")
-
-
-def power_of_two(text: str) -> int:
-    """What the library takes for a block: a power of two from 64 to 65536."""
-    value = _integer(text, 64)
-    if value > 65536 or value & (value - 1):
-        raise ArgumentTypeError(f"{value} is not a power of two from 64 to 65536")
-    return value
 
 
 def folder(text: str) -> str:

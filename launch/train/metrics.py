@@ -46,36 +46,6 @@ class Score:
         return {f"{name}_loss": loss / samples, f"{name}_accuracy": correct / samples}
 
 
-class GradientNorm:
-    """The norm of the mean over an epoch's steps of the reduced gradients, for `CriticalRegime`: the same on all ranks.
-
-    The norm of a few steps is mostly that of their noise; in the sum of all, what one step owes has arrived with
-    another.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._parameters = list(model.parameters())
-        self._sums = [torch.zeros_like(parameter) for parameter in self._parameters]
-        self._steps = 0
-
-    @torch.no_grad()
-    def add(self) -> None:
-        """To be called after each exchange, before the optimizer's step."""
-        self._steps += 1
-        for total, parameter in zip(self._sums, self._parameters, strict=True):
-            if parameter.grad is not None:
-                total += parameter.grad
-
-    def take(self) -> float:
-        """The norm, of all parameters together; counting begins anew."""
-        norms = torch.stack([torch.linalg.vector_norm(total, dtype=torch.float64) for total in self._sums])
-        norm = float(norms.norm()) / max(self._steps, 1)
-        for total in self._sums:
-            total.zero_()
-        self._steps = 0
-        return norm
-
-
 def bytes_of_epoch(job: Job, model: nn.Module, quantizer: Any, bits: float, epoch: int, steps: int) -> dict[str, float]:
     """What a worker has sent, and what it would have sent as float32: means over the workers. Collective."""
     if quantizer is None:

@@ -14,31 +14,28 @@ from common.errors import RunError
 from common.values import (
     DEVICES,
     accuracies,
-    at_least_zero,
     bit_levels,
     bit_schedule,
     count,
     folder,
-    fraction,
     level,
     model_name,
     natural,
     positive,
-    power_of_two,
 )
-from hvd_dyncomp import CriticalRegime, Plateau, Policy, Schedule, Static, StepFunction
+from hvd_dyncomp import Policy, Schedule, Static, StepFunction
 from train.data import DATASETS
 from train.models import MODELS
 
 COMPRESSIONS = ("none", "fp16", "static", "dynamic")
-POLICIES = ("step", "plateau", "critical", "static", "schedule")
+POLICIES = ("step", "schedule")
 _NOT_GIVEN = object()
 # Flags that a run may be resumed without; everything else must be the same.
 _FREE = ("output_dir", "data_dir", "download", "resume", "stop_after", "tensorboard", "profile", "device")
 
-# When flags mean something that do not always, in the words of the refusal. Those of policies name the policies.
-_DYNAMIC, _QUANTIZED = "--compression dynamic", "--compression static or dynamic"
-_BITS = "--compression static, or --compression dynamic --policy static"
+# When flags mean something that do not always, in the words of the refusal.
+_DYNAMIC, _STATIC = "--compression dynamic", "--compression static"
+_STEP, _SCHEDULE = f"{_DYNAMIC} --policy step", f"{_DYNAMIC} --policy schedule"
 
 EPILOG = """examples:
   horovodrun -np 2 python launch/train_resnet.py
@@ -74,8 +71,6 @@ def build_parser() -> argparse.ArgumentParser:
     _add_task(_adder(parser, "model and data"))
     _add_training(_adder(parser, "training"))
     _add_compression(_adder(parser, "gradient compression"))
-    _add_step_policy(_adder(parser, "the step policy: accuracy reached, loss stalled, training stuck"))
-    _add_other_policies(_adder(parser, "other policies: plateau, critical (changing gradients)"))
     _add_run(_adder(parser, "run"))
     return parser
 
@@ -87,9 +82,7 @@ def _adder(parser: argparse.ArgumentParser, title: str) -> Add:
     """Adds flags to a group; ``only`` says with which choices a flag means something."""
     group = parser.add_argument_group(title)
 
-    def add(flag: str, *, only: str | tuple[str, ...] = "", **more: Any) -> None:
-        if isinstance(only, tuple):
-            only = f"--compression dynamic --policy {' or '.join(only)}"
+    def add(flag: str, *, only: str = "", **more: Any) -> None:
         group.add_argument(flag, **more).only = only  # type: ignore[attr-defined]
 
     return add
@@ -108,62 +101,21 @@ def _add_training(add: Add) -> None:
     add("--epochs", type=count, default=6, metavar="N", help="epochs of the whole plan")
     add("--batch-size", type=count, default=64, metavar="N", help="images per worker and step")
     add("--lr", type=positive, default=0.05, help="learning rate of one worker; multiplied by their number")
-    add("--warmup-epochs", type=at_least_zero, default=1.0, metavar="E", help="epochs from --lr up to the scaled rate")
-    add("--lr-schedule", choices=("cosine", "step"), default="cosine", help="step: a tenth at 50 and at 75 %%")
-    add("--momentum", type=fraction, default=0.9, help="of SGD; Nesterov's at 1 and 2 bits, none below")
-    add("--weight-decay", type=at_least_zero, default=1e-4, metavar="W", help="of SGD")
-    add("--clip-norm", type=positive, metavar="NORM", help="larger norms of a step's mean gradients are clipped to it")
     add("--seed", type=natural, default=0, help="of weights, held-out images, order and augmentation")
 
 
 def _add_compression(add: Add) -> None:
     add("--compression", choices=COMPRESSIONS, default="dynamic", help="none and fp16 are Horovod's own")
     add("--policy", only=_DYNAMIC, choices=POLICIES, default="step", help="what moves the level")
-    add("--bits", only=_BITS, type=level, default=4, metavar="B", help="a constant level: --compression static")
+    add("--bits", only=_STATIC, type=level, default=4, metavar="B", help="a constant level: --compression static")
     example = "levels by epoch, the first being 0; e.g. 0:32,2:4"
-    add("--schedule", only=("schedule",), type=bit_schedule, metavar="E:B,...", help=example)
-    blocks = {"type": power_of_two, "default": 512, "metavar": "N", "help": "values that share one scale"}
-    add("--block-size", only=_QUANTIZED, **blocks)
-    hosts = "within each host first, then between hosts; auto: where hosts have equally many workers, and more than one"
-    add("--hierarchical", only=_QUANTIZED, choices=("auto", "off"), default="auto", help=f"exchange {hosts}")
-    steps = "the first N steps have at least --level-warmup-bits, whatever the policy says"
-    add("--level-warmup-steps", only=_QUANTIZED, type=natural, default=0, metavar="N", help=steps)
-    bits = "see there; 32 is uncompressed"
-    add("--level-warmup-bits", only=_QUANTIZED, type=level, default=32, metavar="B", help=bits)
-    forget = {"action": "store_false", "help": "forget what rounding left over"}
-    add("--no-error-feedback", only=_QUANTIZED, dest="error_feedback", **forget)
-
-
-def _add_step_policy(add: Add) -> None:
-    step, also_plateau = ("step",), ("step", "plateau")
-    levels = {"metavar": "B,...", "help": "bits per value, ascending (step: or descending)"}
-    add("--levels", only=("step", "plateau", "critical"), type=bit_levels, default="4,8,16", **levels)
+    add("--schedule", only=_SCHEDULE, type=bit_schedule, metavar="E:B,...", help=example)
+    levels = {"metavar": "B,...", "help": "bits per value, ascending or descending"}
+    add("--levels", only=_STEP, type=bit_levels, default="4,8,16", **levels)
     begins = "validation accuracies at which the next level begins, one fewer than levels"
-    add("--thresholds", only=step, type=accuracies, default="0.80,0.88", metavar="A,...", help=begins)
-    counts = {"default": 0.01, "metavar": "R", "help": "relative improvement that counts"}
-    add("--min-improvement", only=also_plateau, type=fraction, **counts)
-    epochs = {"type": count, "metavar": "N"}
-    add("--loss-patience", only=step, default=3, help="epochs in a row without it before a step up", **epochs)
+    add("--thresholds", only=_STEP, type=accuracies, default="0.80,0.88", metavar="A,...", help=begins)
     which = "which epochs at a level lead to uncompressed epochs: those without a better accuracy, or all"
-    add("--stagnation", only=step, choices=("plateau", "time", "none"), default="plateau", help=which)
-    add("--stagnation-patience", only=step, default=5, help="such epochs before that", **epochs)
-    add("--uncompressed-epochs", only=step, default=2, help="how many uncompressed epochs", **epochs)
-    after = "epochs after that, or after a plateau, which do not count"
-    add("--cooldown", only=also_plateau, type=natural, default=3, metavar="N", help=after)
-    highest = "uncompressed epochs at the highest level, too"
-    add("--uncompressed-at-top", only=step, action="store_true", help=highest)
-
-
-def _add_other_policies(add: Add) -> None:
-    plateau, critical = ("plateau",), ("critical",)
-    watched = ("val_loss", "val_accuracy", "train_loss")
-    add("--monitor", only=plateau, choices=watched, default="val_loss", help="where a plateau is looked for")
-    without = "epochs without progress that make no plateau yet"
-    add("--patience", only=plateau, type=natural, default=2, metavar="N", help=without)
-    change = "relative change of the gradients' norm: critical"
-    add("--eta", only=critical, type=at_least_zero, default=0.5, metavar="R", help=change)
-    between = "epochs between the two norms that are compared"
-    add("--interval", only=critical, type=count, default=1, metavar="N", help=between)
+    add("--stagnation", only=_STEP, choices=("plateau", "time", "none"), default="plateau", help=which)
 
 
 def _add_run(add: Add) -> None:
@@ -203,34 +155,11 @@ def make_policy(args: argparse.Namespace) -> Policy | None:
     """The policy that the flags describe; None for ``--compression none`` and ``fp16``."""
     if args.compression in ("none", "fp16"):
         return None
-    if args.compression == "static" or args.policy == "static":
+    if args.compression == "static":
         return Static(args.bits)
     if args.policy == "schedule":
         return Schedule(args.schedule)
-    if args.policy == "plateau":
-        return Plateau(
-            args.levels,
-            monitor=args.monitor,
-            mode="max" if args.monitor == "val_accuracy" else "min",
-            patience=args.patience,
-            threshold=args.min_improvement,
-            cooldown=args.cooldown,
-        )
-    if args.policy == "critical":
-        low, high = args.levels
-        return CriticalRegime(low, high, eta=args.eta, interval=args.interval)
-    return StepFunction(
-        levels=args.levels,
-        thresholds=args.thresholds,
-        min_improvement=args.min_improvement,
-        loss_patience=args.loss_patience,
-        stagnation=args.stagnation,
-        stagnation_patience=args.stagnation_patience,
-        uncompressed_epochs=args.uncompressed_epochs,
-        cooldown=args.cooldown,
-        uncompressed_at_top=args.uncompressed_at_top,
-        total_epochs=args.epochs,
-    )
+    return StepFunction(args.levels, args.thresholds, stagnation=args.stagnation, total_epochs=args.epochs)
 
 
 def compression_of(args: argparse.Namespace) -> str:
@@ -269,39 +198,25 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace, given: dic
     applies = {
         "": True,
         _DYNAMIC: dynamic,
-        _BITS: args.compression == "static" or (dynamic and args.policy == "static"),
-        _QUANTIZED: dynamic or args.compression == "static",
+        _STATIC: args.compression == "static",
+        _STEP: dynamic and args.policy == "step",
+        _SCHEDULE: dynamic and args.policy == "schedule",
     }
     for action in parser._actions:
         only = getattr(action, "only", "")
-        # Of policies' flags, the last words are the policies.
-        fits = applies.get(only, dynamic and args.policy in only.removeprefix(f"{_DYNAMIC} --policy ").split(" or "))
-        if action.dest in given and not fits:
+        if action.dest in given and not applies[only]:
             value = given[action.dest]
             what = action.option_strings[0] + ("" if isinstance(value, bool) else f" {_as_typed(value)}")
             parser.error(f"{what}: only with {only}, not with {chosen}")
-    _check_policy(parser, args)
-    if "level_warmup_bits" in given and not args.level_warmup_steps:
-        parser.error(f"--level-warmup-bits {args.level_warmup_bits}: needs --level-warmup-steps, of at least 1")
-    if args.resume and args.output_dir is None:
-        parser.error("--resume: needs the --output-dir of the run to go on with")
-    if args.stop_after and args.stop_after > args.epochs:
-        parser.error(f"--stop-after {args.stop_after}: there are only --epochs {args.epochs}")
-    if args.warmup_epochs > args.epochs:
-        parser.error(f"--warmup-epochs {args.warmup_epochs:g}: longer than --epochs {args.epochs}")
-
-
-def _check_policy(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """What policies need, and how many levels in which order."""
     if args.policy == "schedule" and args.schedule is None:
         parser.error("--policy schedule: needs --schedule, for example --schedule 0:32,2:4")
     thresholds, levels = _as_typed(args.thresholds), _as_typed(args.levels)
     if args.policy == "step" and len(args.thresholds) != len(args.levels) - 1:
         parser.error(f"--thresholds {thresholds}: one fewer than --levels {levels} is needed")
-    if args.policy != "step" and list(args.levels) != sorted(args.levels):
-        parser.error(f"--levels {levels}: must ascend with --policy {args.policy}")
-    if args.policy == "critical" and len(args.levels) != 2:
-        parser.error(f"--policy critical: needs --levels of two, for example --levels 4,16, not {levels}")
+    if args.resume and args.output_dir is None:
+        parser.error("--resume: needs the --output-dir of the run to go on with")
+    if args.stop_after and args.stop_after > args.epochs:
+        parser.error(f"--stop-after {args.stop_after}: there are only --epochs {args.epochs}")
 
 
 def _as_typed(value: object) -> str:

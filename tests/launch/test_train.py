@@ -58,21 +58,6 @@ def test_resume_equals_no_interruption(whole: Path, interrupted: Path, tmp_path:
     assert_same_runs(folder, whole)
 
 
-def test_a_policy_that_watches_gradients_resumes_within_its_warm_up(tmp_path: Path) -> None:
-    flags = (*DIGITS, "--epochs", "4", "--policy", "critical", "--levels", "2,8", "--level-warmup-steps", "6")
-    flags += ("--level-warmup-bits", "16", "--eta", "0.2", "--clip-norm", "0.5")
-    train(*flags, "--output-dir", str(tmp_path / "whole"))
-    lines = metrics(tmp_path / "whole")
-    assert lines[0]["saved_fraction"] == pytest.approx(0.5, abs=0.03)  # at 16 bits
-    norms = [line["gradient_norm"] for line in lines]
-    for before, now, line in zip(norms, norms[1:], lines[1:], strict=False):
-        assert line["next_level"] == (8 if abs(before - now) >= 0.2 * before else 2)
-
-    train(*flags, "--output-dir", str(tmp_path / "broken"), "--stop-after", "1")
-    train(*flags, "--output-dir", str(tmp_path / "broken"), "--resume")
-    assert metrics(tmp_path / "broken") == lines
-
-
 @pytest.mark.thorough
 def test_few_bits_leave_the_momentum_of_large_tensors_out_without_a_flag(whole: Path, tmp_path: Path) -> None:
     train(*DIGITS, "--epochs", "1", "--bits", "1/4", "--output-dir", str(tmp_path / "run"))
