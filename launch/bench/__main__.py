@@ -140,7 +140,6 @@ PARTS = {
         minutes=2,
     ),
     "probe": Part(said.add_arguments, writes=(said.FILE,), minutes=2),
-    "memory-ddp": Part(memory.add_arguments, {"launcher": TORCHRUN}, writes=("memory-torchrun.json",), minutes=5),
 }
 
 

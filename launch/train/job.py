@@ -13,7 +13,8 @@ from torch import Tensor
 
 from common.errors import RunError
 from common.lines import say
-from hvd_dyncomp.transport import mpi_settings, ranks
+from hvd_dyncomp.commands import ranks
+from hvd_dyncomp.transport import mpi_settings
 from hvd_dyncomp.transport.base import gather_json
 
 _PROGRAM = "train_resnet.py"
