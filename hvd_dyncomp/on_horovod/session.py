@@ -85,10 +85,12 @@ class OptimizerSession(Session):
 
     def _open(self, optimizer: torch.optim.Optimizer, tensor: torch.Tensor) -> None:
         """Begin a step, unless there is one, with a gradient of (or as) `tensor`. Raises what `_is_gradient` does."""
+        # Not final, and nothing is sent: the other ranks capture the same graph.
+        if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(CAPTURED)
         self._check_optimizer(optimizer)
         if self._step is None:
-            captured = tensor.is_cuda and torch.cuda.is_current_stream_capturing()
-            self._begin_step(optimizer, RuntimeError(CAPTURED) if captured else None)
+            self._begin_step(optimizer)
 
     def _is_gradient(self, gradient: torch.Tensor, caller: FrameType) -> bool:
         """Whether a tensor is a gradient of a step, which it may have begun.
@@ -119,15 +121,11 @@ class OptimizerSession(Session):
         self._saved, self._plan = self._carried(optimizer), None
         self._optimizer = weakref.ref(optimizer)
 
-    def _begin_step(self, optimizer: torch.optim.Optimizer, wrong: Exception | None) -> None:
-        """Begin a step; if it is not known yet where the ranks are, begin to gather that, too.
-
-        Args:
-            wrong: as in `_begin`.
-        """
+    def _begin_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Begin a step; if it is not known yet where the ranks are, begin to gather that, too."""
         self._pending = horovod_optimizer.pending_of(optimizer)
         self._again = horovod_optimizer.reduced_already(optimizer)
-        self._begin(wrong=wrong)
+        self._begin()
         if not self._plan.placed:  # type: ignore[union-attr]  # the step's
             ranks, label = self._plan.transport, self._source.label  # type: ignore[union-attr]
             self._hosts = start_gather_json(ranks, ranks.host, f"hvd_dyncomp.{label}.hosts")

@@ -126,7 +126,7 @@ class World:
         hosts: see above.
         bytes_sent: by rank, what it has handed over for other ranks.
         bytes_leaving: by rank, so much of it as was for ranks of other hosts, in what goes from rank to rank.
-        messages: by rank, how many of its parts were for another rank and not empty.
+        messages_sent: by rank, how many of its parts were for another rank and not empty.
         ended: by rank, the error that has ended its program.
     """
 
@@ -150,7 +150,7 @@ class World:
     def forget_counts(self) -> None:
         """Count bytes and messages from now on."""
         size = len(self.transports)
-        self.bytes_sent, self.bytes_leaving, self.messages = [0] * size, [0] * size, [0] * size
+        self.bytes_sent, self.bytes_leaving, self.messages_sent = [0] * size, [0] * size, [0] * size
 
     def run(self, program: Callable[[InProcessTransport], Result]) -> list[Result]:
         """Runs `program(transport)` on every rank, all at once; returns what they returned, in rank order.
@@ -227,7 +227,7 @@ class World:
             self.bytes_sent[rank] += 2 * nbytes * (size - 1) // size
         else:
             self.bytes_sent[rank] += sum(splits) - splits[rank]
-            self.messages[rank] += sum(count > 0 for count in splits) - (splits[rank] > 0)
+            self.messages_sent[rank] += sum(count > 0 for count in splits) - (splits[rank] > 0)
             away = [other != self.hosts[rank] for other in self.hosts]
             self.bytes_leaving[rank] += sum(count for count, leaves in zip(splits, away, strict=True) if leaves)
         self._started += 1

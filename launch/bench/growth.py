@@ -102,7 +102,7 @@ def counted(hosts: int, workers: int, values: int, bits: float) -> dict[str, Any
         **{"hosts": hosts, "workers": workers, "buckets": buckets},
         "bits_of_rank": 8 * sum(world.bytes_sent) / size / values,
         "bits_of_host": 8 * sum(world.bytes_leaving) / hosts / values,
-        "messages": sum(world.messages) / size / buckets,
+        "messages": sum(world.messages_sent) / size / buckets,
         "nanoseconds": 1e9 * clock.seconds / size / values,
         "state_bytes": sum(kept) / size / values,
     }

@@ -111,6 +111,7 @@ def test_any_program_that_stock_horovod_completes(ranks, hosts, data):
     any_program(ranks, hosts, data)
 
 
+@pytest.mark.thorough
 @places("2x2", "2x2 dealt", "2+1")
 @settings(max_examples=80, **ANY)
 @given(data=st.data())
