@@ -22,7 +22,12 @@ SECONDS = 100
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "namespaces can be made")
 @pytest.mark.timeout(2 * SECONDS)
 @pytest.mark.parametrize(
-    ("kind", "workers"), [pytest.param("ddp", 1, marks=pytest.mark.thorough), ("ddp", 2), ("fsdp", 2)]
+    ("kind", "workers"),
+    [
+        pytest.param("ddp", 1, marks=pytest.mark.thorough),
+        ("ddp", 2),
+        pytest.param("fsdp", 2, marks=pytest.mark.thorough),
+    ],
 )
 def test_a_host_sends_what_the_level_says_and_the_meter_counts(kind, workers):
     """Two hosts: the level's bits a value, and 0.15 for scales, headers and what TCP/IP adds.

@@ -56,6 +56,7 @@ def test_a_run_is_resumed_bit_for_bit_and_reported(tmp_path):
     assert "whole" in page.read_text(encoding="utf-8")
 
 
+@pytest.mark.thorough
 def test_no_warning_is_about_the_model(tmp_path):
     """The strides of the first convolution's gradient, of grey images of this size."""
     if data.best_present(tmp_path) != "fashion-mnist":

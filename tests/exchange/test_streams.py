@@ -128,6 +128,7 @@ def test_nothing_races_when_residuals_are_divided_anew(monkeypatch, ranks, hosts
     on_machines(monkeypatch, ranks, hosts, 4, states=states_of(ranks), world=world)
 
 
+@pytest.mark.thorough
 @WORLDS
 @settings(max_examples=10, deadline=None)
 @given(choices=st.lists(st.integers(0, 5), min_size=1, max_size=40), where=st.sampled_from(sorted(PLACES)))

@@ -8,13 +8,13 @@ pytestmark = pytest.mark.promise(
 )
 
 
-@pytest.mark.parametrize(
-    ("launcher", "ranks", "alone"), [("mpirun", 3, 0), pytest.param("gloo", 2, 1, marks=pytest.mark.thorough)]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize(("launcher", "ranks", "alone"), [("mpirun", 3, 0), ("gloo", 2, 1)])
 def test_one_rank_is_late_or_early(launcher, ranks, alone):
     run_body("controller_alone", launcher, ranks, HVD_DYNCOMP_TEST_ALONE=str(alone))
 
 
-@pytest.mark.parametrize("launcher", ["mpirun", pytest.param("gloo", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("launcher", ["mpirun", "gloo"])
 def test_one_rank_calls_it_once_more(launcher):
     run_body("controller_once_more", launcher, 2)

@@ -27,6 +27,7 @@ COURSES = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("course", [pytest.param("one worker a host", marks=pytest.mark.soak), "several"])
 def test_training_goes_on_through_changes_of_size(course, tmp_path):
     reason = netlab.why_not()

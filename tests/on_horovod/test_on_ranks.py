@@ -55,8 +55,6 @@ JOBS = [
     Job("mpirun", 2, STEPS),
     Job("mpirun", 2, RUNS, UNFUSED),
     Job("mpirun", 2, LOOPS),
-    # These say themselves on which hosts their ranks are.
-    Job("mpirun", 4, ["hosts"]),
 ]
 # The same on other ranks, over other collectives, or compiled.
 REPEATED = [
@@ -66,6 +64,8 @@ REPEATED = [
     Job("gloo", 2, ["contract", "optimizer_features", "refusals", "lockstep"]),
     # As on two hosts of two workers, but for what does not depend on how gradients travel.
     Job("mpirun", 4, STEPS, TWO_HOSTS),
+    # These say themselves on which hosts their ranks are.
+    Job("mpirun", 4, ["hosts"]),
     Job("mpirun", 3, STEPS),
     Job("mpirun", 3, RUNS, UNFUSED),
     Job("mpirun", 3, LOOPS),

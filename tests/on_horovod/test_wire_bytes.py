@@ -40,12 +40,14 @@ def measured(lab, values, levels):
     return [report for line in lines for report in json.loads(line)]
 
 
+@pytest.mark.thorough
 def test_the_meter_equals_the_interface_counter_within_3_percent(reports):
     for report in reports:
         print(report, report["sent"] * 8 / report["values"])
         assert report["counted"] == pytest.approx(report["sent"], rel=0.03), report
 
 
+@pytest.mark.thorough
 def test_no_more_bits_than_the_level_says(reports):
     """At most (b + 0.15) * 2(N-1)/N a value; that factor is 1 for two workers."""
     for report in reports:

@@ -193,7 +193,7 @@ def test_refused_in_a_sentence():
             replicate_with_fsdp(nn.Linear(4, 4), mesh=mesh),
             "made by torch's replicate.* a mesh with the backend of hvd_dyncomp.fsdp.register_backend",
         ),
-        (fully_shard(nn.Linear(4, 4), mesh=mesh), "hvd_dyncomp.fsdp.attach"),
+        (fully_shard(nn.Linear(4, 4), mesh=mesh), "hvd_dyncomp.fsdp.register_backend"),
     ):
         with pytest.raises(TypeError, match=r"model must be a torch.nn.parallel.DistributedDataParallel, .*" + text):
             ddp.compress(wrong, 4)
