@@ -105,7 +105,7 @@ def any_program(ranks: int, hosts: tuple[int, ...], data) -> None:
 
 
 @places("2", "3")
-@settings(max_examples=80, **ANY)
+@settings(max_examples=150, **ANY)
 @given(data=st.data())
 def test_any_program_that_stock_horovod_completes(ranks, hosts, data):
     any_program(ranks, hosts, data)
